@@ -1,0 +1,65 @@
+"""What Python users call: fit, resume, load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastswa.config import Config, resolved, to_dict
+from fastswa.layers import build_config, merge, recipe_layer
+
+if TYPE_CHECKING:
+    from fastswa.modelfile import TrainedModel
+    from fastswa.training.run import RunResult
+
+
+class _Quiet:
+    """A watcher that says nothing and never stops a run."""
+
+    def begin(self, step: int, steps: int, steps_per_epoch: int) -> None: ...
+    def stepped(self, step: int) -> None: ...
+    def evaluated(self, line: Mapping[str, Any]) -> None: ...
+    def should_stop(self) -> bool:
+        return False
+
+
+def fit(
+    recipe: str | Config,
+    *,
+    out: str | Path,
+    seed: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> RunResult:
+    """Train a recipe (by name) or a Config into the new run folder `out`.
+
+    `settings` are nested like the configuration: {"schedule": {"epochs": 10}}.
+
+    >>> run = fit("digits-mean-teacher", seed=1, out="runs/a")
+    >>> run.metrics[-1]["error"]["fast_swa"]
+    """
+    from fastswa.training.run import train_new
+
+    base = to_dict(resolved(recipe)) if isinstance(recipe, Config) else recipe_layer(recipe)
+    extra: dict[str, Any] = {} if seed is None else {"seed": seed}
+    return train_new(build_config(base, merge(settings or {}, extra)), Path(out), _Quiet(), _warn)
+
+
+def resume(run: str | Path, *, settings: Mapping[str, Any] | None = None) -> RunResult:
+    """Go on with a run from its last checkpoint, to more epochs if `settings` say so."""
+    from fastswa.training.run import resume as resume_run
+
+    return resume_run(Path(run), settings or {}, _Quiet(), _warn)
+
+
+def load(run: str | Path) -> TrainedModel:
+    """The trained model of a run folder or a model file: an nn.Module with .classes and .predict(images)."""
+    from fastswa.modelfile import load_model
+
+    return load_model(Path(run))
+
+
+def _warn(message: str) -> None:
+    import warnings
+
+    warnings.warn(message, stacklevel=3)

@@ -1,0 +1,227 @@
+"""Config: every setting of a run, typed, validated, frozen.
+
+Settings left at None follow others (`split.seed` follows `seed`, an average's `start` the schedule);
+`resolved` fills them in, and a run's config.toml holds the resolved ones, so that it repeats the run.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+NonNegative = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Probability = Annotated[float, Field(ge=0, lt=1)]
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A table of settings: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class DataConfig(Section):
+    source: str = Field("digits", description="a built-in data set (digits, cifar10, cifar100) or an .npz file")
+    root: str = Field("data", description="the folder that holds downloaded data sets")
+
+
+class SplitConfig(Section):
+    labels: NonNegative | None = Field(None, description="labelled images in all; none given: every label there is")
+    unlabelled: NonNegative | None = Field(None, description="at most this many unlabelled images")
+    validation: NonNegative | None = Field(None, description="labelled training images held out for choosing")
+    seed: NonNegative | None = Field(None, description="chooses the labelled images; follows seed")
+    file: str | None = Field(None, description="a text file of labelled image numbers, one a line")
+
+
+class BatchConfig(Section):
+    size: Positive = Field(100, description="images in a step, labelled and unlabelled together")
+    labelled: Positive = Field(50, description="labelled images in a step")
+    steps: Positive | None = Field(
+        None, description="steps in an epoch; none given: one pass over the unlabelled images"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> BatchConfig:
+        if self.labelled > self.size:
+            raise ValueError(f"batch.labelled ({self.labelled}) is larger than batch.size ({self.size})")
+        return self
+
+
+class AugmentConfig(Section):
+    translate: NonNegative = Field(4, description="translation by up to this many pixels, with reflection")
+    flip: bool = Field(True, description="horizontal flips")
+    noise: NonNegativeFloat = Field(0.0, description="standard deviation of Gaussian noise, after normalisation")
+
+
+class ModelConfig(Section):
+    name: str = Field("small", description="cnn13, shake-shake-26-2x96d or small")
+    heads: Annotated[int, Field(ge=1, le=2)] = Field(2, description="2 adds a head for consistency")
+    dropout: Probability | None = Field(None, description="dropout of networks that have it")
+    width: Positive | None = Field(None, description="width of networks that can vary it")
+
+
+class MethodConfig(Section):
+    name: str = Field("mean-teacher", description="what is trained; see `fastswa recipes`")
+    weight: NonNegativeFloat = Field(100.0, description="weight of the consistency term at full ramp")
+    ramp: NonNegativeFloat = Field(5.0, description="epochs over which that weight rises")
+    divergence: Literal["squared", "kl"] = Field("squared", description="how two predictions are compared")
+    tie: NonNegativeFloat = Field(0.01, description="weight that ties the two heads' logits")
+    both_sides: bool = Field(False, description="pi: let the gradient flow through both passes")
+    teacher: Literal["ema", "swa"] = Field("ema", description="mean-teacher: which average of the student teaches")
+    teacher_decay: Probability = Field(0.97, description="decay of the EMA teacher")
+    teacher_start: NonNegativeFloat = Field(150.0, description="epoch from which an SWA teacher replaces the EMA")
+    teacher_every: NonNegativeFloat = Field(1.0, description="epochs between an SWA teacher's updates")
+    memory_decay: Probability = Field(0.6, description="temporal-ensembling: decay of the remembered predictions")
+    epsilon: NonNegativeFloat = Field(8.0, description="vat: length of the adversarial perturbation")
+    xi: NonNegativeFloat = Field(1e-2, description="vat: finite step of the power iteration")
+    power_iterations: Positive = Field(1, description="vat: power iterations")
+    entropy: NonNegativeFloat = Field(1.0, description="vat-entmin: weight of the entropy term")
+
+
+class OptimiserConfig(Section):
+    name: Literal["sgd"] = Field("sgd", description="sgd")
+    lr: NonNegativeFloat = Field(0.1, description="the highest learning rate")
+    momentum: Probability = Field(0.9, description="momentum")
+    nesterov: bool = Field(True, description="Nesterov's form of momentum")
+    weight_decay: NonNegativeFloat = Field(1e-4, description="weight decay, on every parameter")
+
+
+class ScheduleConfig(Section):
+    """Short: length 180, period 210, cycle 30. Long: 1500, 1800, 200."""
+
+    epochs: NonNegative = Field(180, description="how far to train")
+    length: FiniteFloat = Field(180.0, gt=0, description="epochs before the cycles (l)")
+    period: FiniteFloat = Field(210.0, gt=0, description="epochs at which the cosine would reach zero (l0)")
+    cycle: NonNegativeFloat = Field(30.0, description="epochs in a cycle (c)")
+    after: Literal["cycles", "constant"] = Field("cycles", description="what follows `length`")
+    constant_lr: NonNegativeFloat | None = Field(
+        None, description="rate after `length` if constant; none given: the one reached"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> ScheduleConfig:
+        if self.period < self.length:
+            raise ValueError(f"schedule.period ({self.period:g}) is below schedule.length ({self.length:g})")
+        if self.cycle > self.length:
+            raise ValueError(f"schedule.cycle ({self.cycle:g}) is above schedule.length ({self.length:g})")
+        return self
+
+
+class AverageConfig(Section):
+    kind: Literal["swa", "fast-swa", "ema"] = Field("fast-swa", description="swa, fast-swa or ema")
+    start: NonNegativeFloat | None = Field(None, description="first epoch averaged; follows the schedule")
+    every: NonNegativeFloat | None = Field(None, description="epochs between averaged iterates; 0: every step")
+    decay: Probability = Field(0.97, description="ema: decay")
+
+
+class EvaluationConfig(Section):
+    every: Positive = Field(1, description="epochs between evaluations (the last epoch always)")
+    batch: Positive = Field(1000, description="images in an evaluation batch")
+    refresh: Positive = Field(100, description="batches that an average's batch-norm statistics come from")
+
+
+class CheckpointConfig(Section):
+    every: Positive = Field(1, description="epochs between checkpoints")
+    keep: tuple[NonNegative, ...] = Field((), description="epochs whose checkpoints stay, for --from RUN@EPOCH")
+
+
+class DeviceConfig(Section):
+    name: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps")
+    engine: Literal["auto", "eager", "graph"] = Field("auto", description="how a step is launched")
+    precision: Literal["auto", "fp64", "fp32", "tf32", "bf16"] = Field("auto", description="arithmetic of the networks")
+    deterministic: bool = Field(False, description="bit-identical repeats on a GPU too")
+    threads: Positive | None = Field(None, description="CPU threads")
+
+
+class StartConfig(Section):
+    run: str | None = Field(None, description="RUN or RUN@EPOCH whose full state this run starts from")
+    weights: str | None = Field(None, description="a .safetensors file that the networks start from")
+
+
+class LogConfig(Section):
+    tensorboard: bool = Field(False, description="write TensorBoard events into the run folder")
+
+
+class Config(Section):
+    """Every setting of a run."""
+
+    seed: NonNegative = Field(0, description="initial weights, batches, augmentation and, unless set, the split")
+    data: DataConfig = DataConfig()
+    split: SplitConfig = SplitConfig()
+    batch: BatchConfig = BatchConfig()
+    augment: AugmentConfig = AugmentConfig()
+    model: ModelConfig = ModelConfig()
+    method: MethodConfig = MethodConfig()
+    optimiser: OptimiserConfig = OptimiserConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    averaging: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], AverageConfig] = {}
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    device: DeviceConfig = DeviceConfig()
+    start: StartConfig = StartConfig()
+    log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _names(self) -> Config:
+        taken = sorted({"student", "teacher"} & self.averaging.keys())
+        if taken:
+            raise ValueError(f"averaging.{taken[0]}: '{taken[0]}' is the name of a trained network, choose another")
+        return self
+
+
+# What a resumed run may change; everything else would make it another run (`train --from` forks instead).
+RESUMABLE = (
+    "schedule.epochs",
+    "evaluation.every",
+    "evaluation.batch",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "device.name",
+    "device.engine",
+    "device.threads",
+    "log.tensorboard",
+)
+
+
+def resolved(config: Config) -> Config:
+    """The same settings with those that follow others filled in (data and device excepted)."""
+    schedule = config.schedule
+    cycle = schedule.cycle if schedule.after == "cycles" else 0.0
+    defaults = {
+        # fast-SWA averages ten times a cycle: k = 3 for c = 30, 20 for c = 200, as in the paper.
+        "swa": (schedule.length, cycle or 1.0),
+        "fast-swa": (schedule.length - cycle, cycle / 10 or 1.0),
+        "ema": (0.0, 0.0),
+    }
+    averages = {}
+    for name, average in config.averaging.items():
+        start, every = defaults[average.kind]
+        averages[name] = average.model_copy(
+            update={
+                "start": start if average.start is None else average.start,
+                "every": every if average.every is None else average.every,
+            }
+        )
+    split = config.split
+    if split.seed is None:
+        split = split.model_copy(update={"seed": config.seed})
+    return config.model_copy(update={"averaging": averages, "split": split})
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Plain nested dicts without the settings that are None; whole floats as integers."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: plain(v) for k, v in value.items() if v is not None}
+        if isinstance(value, list | tuple):
+            return [plain(v) for v in value]
+        if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+            return int(value)
+        return value
+
+    result: dict[str, Any] = plain(config.model_dump())
+    return result

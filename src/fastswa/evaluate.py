@@ -1,0 +1,58 @@
+"""Errors of a network on labelled images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastswa.data.augment import Augment
+
+TOP5_FROM = 20
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, without gradients; each module's own mode put back on leaving."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Measures networks on fixed images: `pixels` (N, H, W, C) uint8 and `labels` (N,) on the device."""
+
+    pixels: Tensor
+    labels: Tensor
+    classes: int
+    augment: Augment
+    batch: int = 1000
+
+    def __call__(self, model: nn.Module, arithmetic: AbstractContextManager[object] | None = None) -> dict[str, float]:
+        """`error` in percent, `nll` (mean negative log likelihood) and, from 20 classes on, `top5_error`."""
+        wrong = torch.zeros((), dtype=torch.int64, device=self.labels.device)
+        wrong5 = torch.zeros_like(wrong)
+        nll = torch.zeros((), dtype=torch.float64, device=self.labels.device)
+        with evaluating(model), arithmetic or nullcontext():
+            for images, labels in zip(self.pixels.split(self.batch), self.labels.split(self.batch), strict=True):
+                logits = model(self.augment.plain(images)).logits.float()
+                wrong += (logits.argmax(dim=1) != labels).sum()
+                nll += F.cross_entropy(logits, labels, reduction="sum").double()
+                if self.classes >= TOP5_FROM:
+                    best = logits.topk(5, dim=1).indices
+                    wrong5 += (best != labels[:, None]).all(dim=1).sum()
+        count = len(self.labels)
+        figures = {"error": 100.0 * int(wrong) / count, "nll": float(nll) / count}
+        if self.classes >= TOP5_FROM:
+            figures["top5_error"] = 100.0 * int(wrong5) / count
+        return figures

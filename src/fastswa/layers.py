@@ -1,0 +1,225 @@
+"""From recipe, file and flags to one Config: merged as plain dicts, validated once, errors in one sentence."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+
+from fastswa.config import Config, Section, resolved, to_dict
+from fastswa.errors import RequestError
+from fastswa.registry import nearest
+
+PRESETS = {
+    "short": {"length": 180, "period": 210, "cycle": 30},
+    "long": {"length": 1500, "period": 1800, "cycle": 200},
+}
+
+ALIASES = {
+    "model": "model.name",
+    "method": "method.name",
+    "optimiser": "optimiser.name",
+    "device": "device.name",
+    "engine": "device.engine",
+    "precision": "device.precision",
+    "deterministic": "device.deterministic",
+    "labels": "split.labels",
+    "epochs": "schedule.epochs",
+    "from": "start.run",
+}
+
+Layer = dict[str, Any]
+
+
+def recipe_names() -> list[str]:
+    """The names of the built-in recipes."""
+    folder = resources.files("fastswa") / "recipes"
+    return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
+
+
+def recipe_text(name: str) -> str:
+    """A recipe's file as it is, with its header comment."""
+    if name not in recipe_names():
+        raise RequestError(f"unknown recipe '{name}'; {nearest(name, recipe_names())}")
+    return (resources.files("fastswa") / "recipes" / f"{name}.toml").read_text("utf-8")
+
+
+def recipe_layer(name: str) -> Layer:
+    return _parse_toml(recipe_text(name), f"recipe {name}")
+
+
+def file_layer(path: Path) -> Layer:
+    """The settings of a TOML file."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise RequestError(f"cannot read {path}: {reason}.") from error
+    return _parse_toml(text, str(path))
+
+
+def _parse_toml(text: str, where: str) -> Layer:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RequestError(f"{where} is not valid TOML: {error}.") from error
+
+
+def flag_layer(arguments: Sequence[str]) -> Layer:
+    """`--schedule.cycle 30 --averaging.fast_swa.every=1 --deterministic` as nested dicts of strings."""
+    layer: Layer = {}
+    rest = list(arguments)
+    while rest:
+        token = rest.pop(0)
+        if not token.startswith("--"):
+            raise RequestError(f"unexpected argument '{token}'; settings are given as --section.name VALUE.")
+        name, equals, value = token[2:].partition("=")
+        name = name.replace("-", "_")
+        path = ALIASES.get(name, name)
+        kind = _field_type(path)
+        if not equals:
+            if kind is bool and (not rest or rest[0].lower() not in ("true", "false")):
+                value = "true"
+            elif not rest:
+                raise RequestError(f"{token} needs a value.")
+            else:
+                value = rest.pop(0)
+        _insert(layer, path, value.split(",") if kind is tuple and value else value)
+    return layer
+
+
+def _insert(layer: Layer, path: str, value: Any) -> None:
+    *tables, last = path.split(".")
+    for table in tables:
+        layer = layer.setdefault(table, {})
+        if not isinstance(layer, dict):
+            raise RequestError(f"{path}: {table} is given both as a value and as a table.")
+    layer[last] = value
+
+
+def fields(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, field) of every setting; an average's are listed under averaging.NAME."""
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if name == "averaging":
+            from fastswa.config import AverageConfig
+
+            yield from fields(AverageConfig, "averaging.NAME.")
+        elif isinstance(inner, type) and issubclass(inner, Section):
+            yield from fields(inner, f"{prefix}{name}.")
+        else:
+            yield prefix + name, field
+
+
+def _generic(path: str) -> str:
+    parts = path.split(".")
+    if parts[0] == "averaging" and len(parts) > 1:
+        parts[1] = "NAME"
+    return ".".join(parts)
+
+
+def _field_type(path: str) -> type | None:
+    """bool or tuple where the setting is one; refuses names that are not settings."""
+    known = dict(fields())
+    if path == "schedule.preset":
+        return None
+    if _generic(path) not in known:
+        raise RequestError(f"unknown setting --{path}; {nearest(_generic(path), [*known, *ALIASES])}")
+    annotation = known[_generic(path)].annotation
+    if annotation is bool:
+        return bool
+    return tuple if getattr(annotation, "__origin__", None) is tuple else None
+
+
+def _expand_preset(layer: Layer) -> Layer:
+    """A layer's schedule.preset written out; numbers beside it in the same layer win."""
+    schedule = layer.get("schedule")
+    if not isinstance(schedule, dict) or "preset" not in schedule:
+        return layer
+    preset = schedule["preset"]
+    if preset not in PRESETS:
+        raise RequestError(f"schedule.preset: unknown preset '{preset}'; {nearest(str(preset), PRESETS)}")
+    others = {key: value for key, value in schedule.items() if key != "preset"}
+    return {**layer, "schedule": {**PRESETS[preset], **others}}
+
+
+def merge(*layers: Mapping[str, Any]) -> Layer:
+    """Nested dicts laid over one another, the last winning."""
+    result: Layer = {}
+    for layer in layers:
+        for key, value in layer.items():
+            below = result.get(key)
+            result[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return result
+
+
+def build_config(*layers: Mapping[str, Any]) -> Config:
+    """One resolved Config from layers of settings, the last winning."""
+    merged = merge(*(_expand_preset(dict(layer)) for layer in layers))
+    _refuse_unknown(merged)
+    try:
+        return resolved(Config.model_validate(merged))
+    except ValidationError as error:
+        raise RequestError(_one_sentence(error)) from error
+
+
+def _refuse_unknown(merged: Layer) -> None:
+    def walk(model: type[BaseModel], table: Any, prefix: str) -> None:
+        if not isinstance(table, dict):
+            return
+        for key, value in table.items():
+            if key not in model.model_fields:
+                raise RequestError(f"unknown setting {prefix}{key}; {nearest(key, model.model_fields)}")
+            inner = model.model_fields[key].annotation
+            if key == "averaging" and isinstance(value, dict):
+                from fastswa.config import AverageConfig
+
+                for name, average in value.items():
+                    walk(AverageConfig, average, f"averaging.{name}.")
+            elif isinstance(inner, type) and issubclass(inner, BaseModel):
+                walk(inner, value, f"{prefix}{key}.")
+
+    walk(Config, merged, "")
+
+
+_EXPECTED = {
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "model_type": "a table of settings",
+    "dict_type": "a table of settings",
+}
+
+
+def _one_sentence(error: ValidationError) -> str:
+    """The first of pydantic's complaints as one sentence that names the setting."""
+    first = error.errors()[0]
+    path = ".".join(str(part) for part in first["loc"] if part != "[key]")
+    kind, value = first["type"], first.get("input")
+    shown = value if isinstance(value, str) else json.dumps(value, default=str)
+    if kind == "value_error":
+        return f"{first['ctx']['error']}."
+    if kind in _EXPECTED:
+        return f"{path}: '{shown}' is not {_EXPECTED[kind]}."
+    if kind == "literal_error":
+        return f"{path}: '{shown}' is not one of {first['ctx']['expected']}."
+    if kind == "string_pattern_mismatch":
+        return f"{path}: an average's name is lower-case letters, digits and underscores, not '{shown}'."
+    return f"{path}: '{shown}' is refused: {first['msg'][0].lower()}{first['msg'][1:]}."
+
+
+def to_toml(config: Config) -> str:
+    """The configuration as a TOML file that `--config` takes back."""
+    return tomli_w.dumps(to_dict(config))

@@ -1,0 +1,95 @@
+"""The seam between methods and training: what a method gets, gives and promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fastswa.config import MethodConfig
+from fastswa.methods.losses import DIVERGENCES, tie
+from fastswa.noise import Noise
+from fastswa.schedule import sigmoid_ramp
+
+
+class Output(Protocol):
+    """What a network gives; see fastswa.models.network."""
+
+    @property
+    def logits(self) -> Tensor: ...
+    @property
+    def consistency(self) -> Tensor: ...
+    @property
+    def features(self) -> Tensor: ...
+
+
+Network = nn.Module
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's images as a method sees them; the first len(labels) of them are labelled.
+
+    `view(name)` draws an augmented view (B, C, H, W), another one for each name; `noise` is the step's
+    randomness, to be scoped by pass; `weight` is the consistency weight at this step, a 0-dim tensor;
+    `index` (B,) numbers the images within the training set.
+    """
+
+    labels: Tensor
+    index: Tensor
+    weight: Tensor
+    noise: Noise
+    view: Callable[[str], Tensor]
+
+
+Terms = dict[str, Tensor]
+
+
+class Method:
+    """What the loss of one batch is. A method says only what differs; training owns everything else.
+
+    `settings` names the settings of [method] it reads. `terms` names its loss terms: each must send a
+    gradient to the student and none to the teacher, which is probed before training. `memory` holds tensors
+    of its own that change along training (saved with the run, kept on its device, updated in place).
+    """
+
+    settings: ClassVar[frozenset[str]] = frozenset()
+    terms: ClassVar[tuple[str, ...]] = ("classification",)
+    labelled_only: ClassVar[bool] = False
+    has_teacher: ClassVar[bool] = False
+
+    def __init__(self, config: MethodConfig, *, images: int, classes: int) -> None:
+        self.config = config
+        self.divergence = DIVERGENCES[config.divergence]
+        self.memory: dict[str, Tensor] = {}
+
+    def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:
+        """The weighted terms of one batch by name; their sum is minimised."""
+        raise NotImplementedError
+
+    def weight(self, epoch: float) -> float:
+        """The consistency weight at a fractional epoch."""
+        return self.config.weight * sigmoid_ramp(epoch, self.config.ramp)
+
+    def teacher_rate(self, step: int, steps_per_epoch: int) -> float:
+        """How far the teacher moves towards the student after a step counted from 1 (0: stays, 1: copies)."""
+        return 0.0
+
+    def end_epoch(self) -> None:
+        """Called after the last step of each epoch."""
+
+    def prime(self) -> None:
+        """Fill the memory as if training had gone on for a while; the probe calls it, then undoes it."""
+
+    def to(self, device: torch.device) -> None:
+        """Move the memory to the device that trains."""
+        self.memory = {name: tensor.to(device) for name, tensor in self.memory.items()}
+
+    def tied(self, output: Output) -> Terms:
+        """The term that ties two heads; nothing for networks with one."""
+        if output.consistency is output.logits or self.config.tie == 0:
+            return {}
+        return {"tie": self.config.tie * tie(output.logits, output.consistency)}

@@ -1,0 +1,25 @@
+"""The Pi model: two passes of the student, each with its own view and dropout, must agree."""
+
+from __future__ import annotations
+
+import torch
+
+from fastswa.methods.losses import classification, probabilities
+from fastswa.methods.method import Batch, Method, Network, Terms
+
+
+class Pi(Method):
+    """The teacher is the student itself, in training mode; `both_sides` lets the gradient through both."""
+
+    settings = frozenset({"weight", "ramp", "divergence", "tie", "both_sides"})
+    terms = ("classification", "consistency")
+
+    def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:
+        output = student(batch.view("student"), batch.noise.scope("student"))
+        with torch.set_grad_enabled(self.config.both_sides):
+            target = probabilities(student(batch.view("teacher"), batch.noise.scope("teacher")).logits)
+        return {
+            "classification": classification(output.logits, batch.labels),
+            "consistency": batch.weight * self.divergence(output.consistency, target).mean(),
+            **self.tied(output),
+        }

@@ -1,0 +1,67 @@
+"""Temporal Ensembling (Laine & Aila 2017): the target is a memory of each image's past predictions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastswa.config import MethodConfig
+from fastswa.methods.losses import classification, probabilities
+from fastswa.methods.method import Batch, Method, Network, Terms
+
+
+class TemporalEnsembling(Method):
+    """Z <- a Z + (1 - a) z once per epoch and image, bias-corrected by 1 - a^t, is the target.
+
+    z is the mean of the epoch's predictions for the image (labelled images are seen several times an epoch);
+    t counts the image's own updates. An image without an update yet has no consistency term.
+    """
+
+    settings = frozenset({"weight", "ramp", "divergence", "tie", "memory_decay"})
+    terms = ("classification", "consistency")
+
+    def __init__(self, config: MethodConfig, *, images: int, classes: int) -> None:
+        super().__init__(config, images=images, classes=classes)
+        self.memory = {
+            "ensemble": torch.zeros(images, classes),
+            "updates": torch.zeros(images),
+            "epoch_sum": torch.zeros(images, classes),
+            "epoch_count": torch.zeros(images),
+        }
+
+    def target(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The corrected targets (B, K) of the images in `index`, and 1 where there is one, else 0: (B,)."""
+        updates = self.memory["updates"][index]
+        present = (updates > 0).to(updates.dtype)
+        correction = 1.0 - self.config.memory_decay ** updates.clamp(min=1.0)
+        return self.memory["ensemble"][index] / correction[:, None], present
+
+    def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:
+        output = student(batch.view("student"), batch.noise.scope("student"))
+        target, present = self.target(batch.index)
+        with torch.no_grad():
+            predicted = probabilities(output.logits).to(target.dtype)
+            self.memory["epoch_sum"].index_add_(0, batch.index, predicted)
+            self.memory["epoch_count"].index_add_(0, batch.index, torch.ones_like(present))
+        divergence = self.divergence(output.consistency, target) * present
+        return {
+            "classification": classification(output.logits, batch.labels),
+            "consistency": batch.weight * divergence.mean(),
+            **self.tied(output),
+        }
+
+    @torch.no_grad()
+    def end_epoch(self) -> None:
+        memory, decay = self.memory, self.config.memory_decay
+        seen = memory["epoch_count"] > 0
+        mean = memory["epoch_sum"] / memory["epoch_count"].clamp(min=1.0)[:, None]
+        updated = decay * memory["ensemble"] + (1.0 - decay) * mean
+        memory["ensemble"].copy_(torch.where(seen[:, None], updated, memory["ensemble"]))
+        memory["updates"].add_(seen.to(memory["updates"].dtype))
+        memory["epoch_sum"].zero_()
+        memory["epoch_count"].zero_()
+
+    def prime(self) -> None:
+        classes = self.memory["ensemble"].shape[1]
+        self.memory["updates"].fill_(1.0)
+        self.memory["ensemble"].fill_((1.0 - self.config.memory_decay) / classes)

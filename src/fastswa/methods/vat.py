@@ -1,0 +1,86 @@
+"""Virtual adversarial training (Miyato et al. 2017), alone and with entropy minimisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fastswa.averaging import frozen_statistics
+from fastswa.methods.losses import classification, entropy, kl, probabilities
+from fastswa.methods.method import Batch, Method, Network, Output, Terms
+
+
+def unit(x: Tensor) -> Tensor:
+    """Each row of x (B, ...) scaled to length 1."""
+    length = x.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny)
+    return x / length.view(-1, *[1] * (x.dim() - 1))
+
+
+def adversarial_direction(divergence: Callable[[Tensor], Tensor], start: Tensor, xi: float, iterations: int) -> Tensor:
+    """The unit direction (B, ...) in which `divergence` (r -> (B,)) grows fastest, by power iteration.
+
+    Near r = 0 the divergence is r^T H r / 2; its gradient at xi d is xi H d, one multiplication by H.
+    """
+    direction = unit(start)
+    for _ in range(iterations):
+        probe = (xi * direction).requires_grad_()
+        (gradient,) = torch.autograd.grad(divergence(probe).sum(), probe)
+        direction = unit(gradient)
+    return direction.detach()
+
+
+class VAT(Method):
+    """KL[f(x) || f(x + epsilon r)] with r the direction to which the prediction is most sensitive.
+
+    The clean and the disturbed passes share one view and one dropout mask, so that only r tells them apart.
+    """
+
+    settings = frozenset({"weight", "ramp", "tie", "epsilon", "xi", "power_iterations"})
+    terms: ClassVar[tuple[str, ...]] = ("classification", "consistency")
+
+    def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:
+        x, noise = batch.view("student"), batch.noise.scope("student")
+        output = student(x, noise)
+        target = probabilities(output.consistency).detach()
+        disturbance = self.config.epsilon * self._direction(batch, student, x)
+        with frozen_statistics(student):
+            disturbed = student(x + disturbance, noise).consistency
+        return {
+            "classification": classification(output.logits, batch.labels),
+            "consistency": batch.weight * kl(disturbed, target).mean(),
+            **self.extra(batch, output),
+            **self.tied(output),
+        }
+
+    def extra(self, batch: Batch, output: Output) -> Terms:
+        """Further terms from the clean pass."""
+        return {}
+
+    def _direction(self, batch: Batch, student: Network, x: Tensor) -> Tensor:
+        """The adversarial direction in full precision: xi steps drown in 16-bit rounding."""
+        noise = batch.noise.scope("student")
+        start = batch.noise.normal("vat/start", x.shape, x.dtype)
+        with torch.autocast(x.device.type, enabled=False), frozen_statistics(student), torch.enable_grad():
+            with torch.no_grad():
+                target = probabilities(student(x, noise).consistency)
+            return adversarial_direction(
+                lambda r: kl(student(x + r, noise).consistency, target),
+                start,
+                self.config.xi,
+                self.config.power_iterations,
+            )
+
+
+class VATEntMin(VAT):
+    """VAT, and the entropy of the predictions on unlabelled images kept low."""
+
+    settings = VAT.settings | {"entropy"}
+    terms = ("classification", "consistency", "entropy")
+
+    def extra(self, batch: Batch, output: Output) -> Terms:
+        labelled = len(batch.labels)
+        unlabelled = output.logits[labelled:] if labelled < len(output.logits) else output.logits
+        return {"entropy": self.config.entropy * entropy(unlabelled).mean()}

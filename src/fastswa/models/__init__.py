@@ -1,0 +1,27 @@
+"""Networks by name. A new one is a file here and a line in MODELS."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+from fastswa.errors import RequestError
+from fastswa.registry import resolve
+
+if TYPE_CHECKING:
+    from torch import nn
+
+MODELS = {
+    "cnn13": "fastswa.models.cnn13:CNN13",
+    "shake-shake-26-2x96d": "fastswa.models.shake_shake:shake_shake_26_2x96d",
+    "small": "fastswa.models.small:SmallCNN",
+}
+
+
+def build(name: str, *, channels: int, classes: int, heads: int = 1, **options: object) -> nn.Module:
+    """The network `name` for images of `channels` channels; `heads` 2 adds a consistency head."""
+    make = resolve("model", name, MODELS)
+    for option in options.keys() - inspect.signature(make).parameters.keys():
+        raise RequestError(f"model.{option} has no effect on the model {name}; leave it out.")
+    network: nn.Module = make(channels=channels, classes=classes, heads=heads, **options)
+    return network

@@ -1,0 +1,50 @@
+"""What every network gives, and the parts that networks share."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastswa.noise import Noise
+
+
+class Output(NamedTuple):
+    """`logits` (N, classes) predict; `consistency` (N, classes) are the second head's (one head: the same);
+    `features` (N, F) are what the heads see."""
+
+    logits: Tensor
+    consistency: Tensor
+    features: Tensor
+
+
+class Heads(nn.Module):
+    """One or two linear layers on the same features."""
+
+    def __init__(self, features: int, classes: int, heads: int) -> None:
+        super().__init__()
+        if heads not in (1, 2):
+            raise ValueError(f"a network has one or two heads, not {heads}.")
+        self.first = nn.Linear(features, classes)
+        self.second = nn.Linear(features, classes) if heads == 2 else None
+
+    def forward(self, features: Tensor) -> Output:
+        logits = self.first(features)
+        return Output(logits, logits if self.second is None else self.second(features), features)
+
+
+class Dropout(nn.Module):
+    """Dropout that draws from the step's stateless noise where there is one, else from torch's generator."""
+
+    def __init__(self, name: str, p: float) -> None:
+        super().__init__()
+        self.name, self.p = name, p
+
+    def forward(self, x: Tensor, noise: Noise | None) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        return F.dropout(x, self.p) if noise is None else noise.dropout(self.name, x, self.p)
+
+    def extra_repr(self) -> str:
+        return f"{self.name}, p={self.p}"

@@ -1,0 +1,139 @@
+"""Shake-Shake 26 2x96d (Gastaldi 2017), the "shake-shake-image" variant.
+
+A 3x3 convolution to 16 channels, three stages of four blocks (96, 192, 384 channels), global average,
+linear heads. With two heads 26,197,316 parameters (10 classes), 26,266,616 (100); 7.55 GFLOP forward for
+one 32x32 image.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastswa.models.network import Heads, Output
+from fastswa.noise import Noise
+
+
+def shake(a: Tensor, b: Tensor, forward: Tensor, backward: Tensor) -> Tensor:
+    """forward * a + (1 - forward) * b, whose gradient is that of backward * a + (1 - backward) * b.
+
+    `forward` and `backward` are (N, 1, 1, 1), one number per image. No custom backward is needed: the
+    value is carried by a detached difference.
+    """
+    with torch.no_grad():
+        value = b + forward * (a - b)
+    through = b + backward * (a - b)
+    return through + (value - through).detach()
+
+
+class _Branch(nn.Module):
+    """ReLU, 3x3 convolution, batch norm, ReLU, 3x3 convolution, batch norm."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm1(self.conv1(F.relu(x)))
+        out: Tensor = self.norm2(self.conv2(F.relu(x)))
+        return out
+
+
+class _Widen(nn.Module):
+    """The skip path where only the width changes: 1x1 convolution, batch norm."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, 1, bias=False)
+        self.norm = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(self.conv(x))
+        return out
+
+
+class _Downsample(nn.Module):
+    """The skip path between stages: even and odd-shifted pixels, ReLU, grouped 1x1 convolution, batch norm."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2 * inputs, outputs, 1, groups=2)
+        self.norm = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        even = x[:, :, 0::2, 0::2]
+        odd = x[:, :, 1::2, 1::2]
+        out: Tensor = self.norm(self.conv(F.relu(torch.cat([even, odd], dim=1))))
+        return out
+
+
+class _Block(nn.Module):
+    """Two branches mixed at random, plus the skip path."""
+
+    def __init__(self, name: str, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.name = name
+        self.branch1 = _Branch(inputs, outputs, stride)
+        self.branch2 = _Branch(inputs, outputs, stride)
+        self.skip: nn.Module
+        if stride == 2:
+            self.skip = _Downsample(inputs, outputs)
+        else:
+            self.skip = nn.Identity() if inputs == outputs else _Widen(inputs, outputs)
+
+    def forward(self, x: Tensor, noise: Noise | None) -> Tensor:
+        a, b = self.branch1(x), self.branch2(x)
+        mixed = shake(a, b, *self._mixing(a, noise)) if self.training else 0.5 * (a + b)
+        out: Tensor = self.skip(x) + mixed
+        return out
+
+    def _mixing(self, like: Tensor, noise: Noise | None) -> tuple[Tensor, Tensor]:
+        shape = (like.shape[0], 1, 1, 1)
+        if noise is None:
+            return torch.rand(shape, device=like.device).to(like.dtype), torch.rand(shape, device=like.device).to(
+                like.dtype
+            )
+        return (
+            noise.uniform(f"{self.name}/forward", shape).to(like.dtype),
+            noise.uniform(f"{self.name}/backward", shape).to(like.dtype),
+        )
+
+
+class ShakeShake(nn.Module):
+    """(N, C, H, W) normalised images, H and W divisible by 4, to an `Output`."""
+
+    def __init__(self, *, depth: int, width: int, channels: int = 3, classes: int = 10, heads: int = 1) -> None:
+        super().__init__()
+        if (depth - 2) % 6:
+            raise ValueError(f"a Shake-Shake network has a depth of 6n + 2, not {depth}.")
+        blocks = (depth - 2) // 6
+        self.stem = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
+        layers: list[_Block] = []
+        inputs = 16
+        for stage in range(3):
+            outputs = width * 2**stage
+            for block in range(blocks):
+                stride = 2 if stage > 0 and block == 0 else 1
+                layers.append(_Block(f"block{len(layers) + 1}", inputs, outputs, stride))
+                inputs = outputs
+        self.blocks = nn.ModuleList(layers)
+        self.heads = Heads(inputs, classes, heads)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor, noise: Noise | None = None) -> Output:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x, noise)
+        output: Output = self.heads(x.mean(dim=(2, 3)))
+        return output
+
+
+def shake_shake_26_2x96d(*, channels: int = 3, classes: int = 10, heads: int = 1) -> ShakeShake:
+    """The network of the paper's second set of tables."""
+    return ShakeShake(depth=26, width=96, channels=channels, classes=classes, heads=heads)

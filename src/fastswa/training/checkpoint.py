@@ -1,0 +1,118 @@
+"""Checkpoints: whole or not there, the last two kept, a garbled one passed over.
+
+A checkpoint is a folder `step-NNNNNNNNN` with `tensors.safetensors` and `facts.json`; it is written under
+another name, flushed to the disk and renamed. Loading one never runs code from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fastswa.errors import RequestError, RunError
+
+_PREFIX, _WRITING = "step-", ".writing-"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Tensors by name (on the CPU) and plain facts."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
+    keep: Collection[int] = (),
+) -> None:
+    """Write a checkpoint atomically, then drop all but the last two and those whose step is in `keep`."""
+    name = f"{_PREFIX}{step:09d}"
+    writing = folder / f"{_WRITING}{name}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(writing, ignore_errors=True)
+        writing.mkdir()
+        # A contiguous copy: two names may share memory, and channels-last tensors are not plain rows.
+        save_file(
+            {key: t.detach().cpu().contiguous().clone() for key, t in tensors.items()},
+            writing / "tensors.safetensors",
+        )
+        digest = _digest(writing / "tensors.safetensors")
+        (writing / "facts.json").write_text(json.dumps({**facts, "digest": digest}), "utf-8")
+        for file in writing.iterdir():
+            _flush(file)
+        final = folder / name
+        if final.exists():
+            shutil.rmtree(final)
+        os.replace(writing, final)
+        _flush(folder)
+    except OSError as error:
+        raise RunError(f"cannot write a checkpoint under {folder}: {error.strerror}.") from error
+    kept = {f"{_PREFIX}{s:09d}" for s in keep}
+    for old in _folders(folder)[2:]:
+        if old.name not in kept:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def load_checkpoint(folder: Path, say: Callable[[str], None], step: int | None = None) -> Checkpoint | None:
+    """The newest whole checkpoint (or the one of `step`); None where there is none yet.
+
+    A garbled or incomplete one is passed over for the one before it, and `say` tells.
+    """
+    found = _folders(folder)
+    if step is not None:
+        found = [f for f in found if f.name == f"{_PREFIX}{step:09d}"]
+    for candidate in found:
+        try:
+            return _read(candidate)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            say(f"checkpoint {candidate} is damaged ({error}); falling back to the one before it.")
+    if found and step is None:
+        say(f"no whole checkpoint is left in {folder}; starting from step 0.")
+    elif found:
+        raise RequestError(f"checkpoint {found[0]} is damaged.")
+    return None
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """The steps of the checkpoints that are there, oldest first."""
+    return sorted(int(f.name.removeprefix(_PREFIX)) for f in _folders(folder))
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Finished checkpoints, newest first."""
+    return sorted(folder.glob(f"{_PREFIX}*"), key=lambda f: f.name, reverse=True)
+
+
+def _read(folder: Path) -> Checkpoint:
+    facts = json.loads((folder / "facts.json").read_text("utf-8"))
+    if _digest(folder / "tensors.safetensors") != facts["digest"]:
+        raise ValueError("its tensors do not match their digest")
+    return Checkpoint(load_file(folder / "tensors.safetensors"), facts)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "blake2b").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

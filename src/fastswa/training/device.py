@@ -1,0 +1,96 @@
+"""Where and in which arithmetic a run computes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from fastswa.config import DeviceConfig
+from fastswa.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Compute:
+    """A device, its arithmetic and the way steps are launched, all decided."""
+
+    device: torch.device
+    precision: str
+    engine: str
+    deterministic: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and inputs: bf16 keeps 32-bit weights and casts as it computes."""
+        return torch.float64 if self.precision == "fp64" else torch.float32
+
+    def arithmetic(self) -> AbstractContextManager[object]:
+        """The context that forward passes run in."""
+        if self.precision == "bf16":
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def synchronise(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def choose_compute(config: DeviceConfig) -> Compute:
+    """The device, precision and engine that the settings ask for; refuses what is not there."""
+    device = _device(config.name)
+    cuda = device.type == "cuda"
+    precision = config.precision
+    if precision == "auto":
+        precision = "bf16" if cuda and torch.cuda.is_bf16_supported() else "fp32"
+    if precision == "tf32" and not cuda:
+        raise RequestError("device.precision: tf32 exists on CUDA devices only; use fp32.")
+    engine = ("graph" if cuda else "eager") if config.engine == "auto" else config.engine
+    if engine == "graph" and not cuda:
+        raise RequestError("device.engine: graph needs a CUDA device; use eager.")
+    return Compute(device, precision, engine, config.deterministic)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "mps":
+        raise RequestError("device.name: Apple's mps is not supported (its results were never checked); use cpu.")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise RequestError(f"device.name: '{name}' is not a device; use auto, cpu, cuda or cuda:N.") from error
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda":
+        raise RequestError(f"device.name: '{name}' is not supported; use auto, cpu, cuda or cuda:N.")
+    if not torch.cuda.is_available():
+        raise RequestError(f"device.name: '{name}' was asked for, but torch sees no CUDA device here; use cpu.")
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise RequestError(f"device.name: '{name}' is not there; torch sees {torch.cuda.device_count()} CUDA devices.")
+    return device
+
+
+@contextmanager
+def settings_of(compute: Compute, threads: int | None = None) -> Iterator[None]:
+    """torch's global switches set for a run, and put back after it."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
+    were_deterministic = torch.are_deterministic_algorithms_enabled()
+    threads_before = torch.get_num_threads()
+    try:
+        matmul.allow_tf32 = cudnn.allow_tf32 = compute.precision in ("tf32", "bf16")
+        cudnn.benchmark, cudnn.deterministic = not compute.deterministic, compute.deterministic
+        if compute.deterministic:
+            # cuBLAS reads this when its first handle is made.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
+        torch.use_deterministic_algorithms(were_deterministic)
+        torch.set_num_threads(threads_before)

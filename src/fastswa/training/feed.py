@@ -1,0 +1,77 @@
+"""What each step of an epoch needs, on the device: indices, rates and random words, and a cursor."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastswa.config import Config
+from fastswa.data.batches import BatchPlan
+from fastswa.methods.method import Method
+from fastswa.noise import step_words
+from fastswa.schedule import cyclic_cosine
+
+
+def learning_rate(config: Config, epoch: float) -> float:
+    """The learning rate at a fractional epoch."""
+    schedule = config.schedule
+    if schedule.after == "constant" and schedule.constant_lr is not None and epoch >= schedule.length:
+        return schedule.constant_lr
+    cycle = schedule.cycle if schedule.after == "cycles" else 0.0
+    return config.optimiser.lr * cyclic_cosine(epoch, length=schedule.length, period=schedule.period, cycle=cycle)
+
+
+class StepValues(NamedTuple):
+    """One step's values: `images` (B,) int64 numbers, `words` (2,) int32, and 0-dim rates."""
+
+    images: Tensor
+    words: Tensor
+    learning_rate: Tensor
+    consistency_weight: Tensor
+    teacher_rate: Tensor
+
+
+class Feed:
+    """The epoch's table in buffers whose addresses never change; `take` reads the row under the cursor."""
+
+    def __init__(
+        self, config: Config, plan: BatchPlan, method: Method, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.config, self.plan, self.method = config, plan, method
+        self.indices = torch.zeros(plan.steps, plan.size, dtype=torch.int64, device=device)
+        self.words = torch.zeros(plan.steps, 2, dtype=torch.int32, device=device)
+        self.rates = torch.zeros(plan.steps, 3, dtype=dtype, device=device)
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def load(self, epoch: int, position: int = 0) -> None:
+        """Bring an epoch's rows to the device and set the cursor on the step at `position`."""
+        seed, steps = self.config.seed, self.plan.steps
+        first = epoch * steps
+        self.indices.copy_(torch.from_numpy(self.plan.epoch(seed, epoch)))
+        self.words.copy_(torch.from_numpy(step_words(seed, "step", first, steps)))
+        self.rates.copy_(torch.from_numpy(self._rates(first, steps)))
+        self.cursor.fill_(position)
+
+    def _rates(self, first: int, count: int) -> np.ndarray:
+        steps = self.plan.steps
+        return np.array(
+            [
+                (
+                    learning_rate(self.config, step / steps),
+                    self.method.weight(step / steps),
+                    self.method.teacher_rate(step + 1, steps),
+                )
+                for step in range(first, first + count)
+            ]
+        ).reshape(count, 3)
+
+    def take(self) -> StepValues:
+        """The row under the cursor, which moves on; no value is read by the host."""
+        images = self.indices.index_select(0, self.cursor)[0]
+        words = self.words.index_select(0, self.cursor)[0]
+        rates = self.rates.index_select(0, self.cursor)[0]
+        self.cursor.add_(1)
+        return StepValues(images, words, rates[0], rates[1], rates[2])

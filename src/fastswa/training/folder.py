@@ -1,0 +1,136 @@
+"""The run folder: config.toml, metrics.jsonl, models, environment.json. Nothing here knows how training works."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastswa.config import Config
+from fastswa.errors import RequestError, RunError
+from fastswa.layers import build_config, file_layer, to_toml
+from fastswa.modelfile import ModelFacts, save_model
+
+# Which network a finished run offers for use: the first of these that it has, never chosen on test images.
+PREFERENCE = ("fast_swa", "swa", "teacher", "ema", "student")
+
+
+class RunFolder:
+    """One run's files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoint"
+        self._metrics = path / "metrics.jsonl"
+
+    @classmethod
+    def create(cls, path: Path, config: Config) -> RunFolder:
+        """A new run folder; refuses one that already holds a run."""
+        if (path / "config.toml").exists():
+            raise RequestError(
+                f"{path} already holds a run; continue it with `fastswa resume {path}` or choose another --out."
+            )
+        folder = cls(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            folder._write("config.toml", to_toml(config))
+        except OSError as error:
+            raise RequestError(f"cannot write the run folder {path}: {error.strerror}.") from error
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """The folder of an existing run."""
+        if not (path / "config.toml").is_file():
+            raise RequestError(f"{path} holds no run: there is no config.toml in it.")
+        return cls(path)
+
+    def config(self) -> Config:
+        return build_config(file_layer(self.path / "config.toml"))
+
+    def write_config(self, config: Config) -> None:
+        self._write("config.toml", to_toml(config))
+
+    def write_environment(self, facts: Mapping[str, Any]) -> None:
+        self._write("environment.json", json.dumps({**environment(), **facts}, indent=2) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The evaluations so far; a last line cut short by a kill is left out."""
+        if not self._metrics.exists():
+            return []
+        lines = []
+        for line in self._metrics.read_text("utf-8").splitlines():
+            try:
+                lines.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return lines
+
+    def append_metrics(self, line: Mapping[str, Any]) -> None:
+        try:
+            with self._metrics.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(line) + "\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise RunError(f"cannot write {self._metrics}: {error.strerror}.") from error
+
+    def drop_metrics_after(self, step: int) -> None:
+        """Forget evaluations past a step: a resume will do them again."""
+        if self._metrics.exists():
+            kept = [json.dumps(line) + "\n" for line in self.metrics() if line["step"] <= step]
+            self._write("metrics.jsonl", "".join(kept))
+
+    def write_models(self, networks: Mapping[str, nn.Module], facts: ModelFacts) -> None:
+        """Each network under models/ and the one to use as model.safetensors."""
+        (self.path / "models").mkdir(exist_ok=True)
+        for name, network in networks.items():
+            save_model(self.path / "models" / f"{name}.safetensors", network, facts.of(name))
+        chosen = next((name for name in (*PREFERENCE, *networks) if name in networks), next(iter(networks)))
+        save_model(self.path / "model.safetensors", networks[chosen], facts.of(chosen))
+
+    def _write(self, name: str, text: str) -> None:
+        """Replace a file as a whole."""
+        temporary = self.path / f".{name}.writing"
+        temporary.write_text(text, "utf-8")
+        os.replace(temporary, self.path / name)
+
+
+def environment() -> dict[str, Any]:
+    """Versions, device and revision of the code, for the record."""
+    from fastswa import __version__
+
+    facts: dict[str, Any] = {
+        "fastswa": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "revision": _revision(),
+    }
+    return facts
+
+
+def _revision() -> str | None:
+    """The commit that the package's source is at, where it is a git checkout."""
+    try:
+        answer = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()

@@ -1,0 +1,196 @@
+"""The loop: epochs of steps, averages when due, evaluations, checkpoints, and a clean end when asked to stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from fastswa.averaging import AveragedWeights
+from fastswa.config import Config
+from fastswa.errors import RunError
+from fastswa.noise import Noise, step_words
+from fastswa.training.checkpoint import save_checkpoint
+from fastswa.training.device import Compute
+from fastswa.training.feed import Feed, learning_rate
+from fastswa.training.folder import RunFolder
+from fastswa.training.probe import probe
+from fastswa.training.setup import Material
+from fastswa.training.state import State
+from fastswa.training.step import Step, launcher
+
+FINITE_CHECK_EVERY = 100
+
+
+class Watcher(Protocol):
+    """Who is told how the run goes, and may ask it to stop after any step."""
+
+    def begin(self, step: int, steps: int, steps_per_epoch: int) -> None: ...
+    def stepped(self, step: int) -> None: ...
+    def evaluated(self, line: Mapping[str, Any]) -> None: ...
+    def should_stop(self) -> bool: ...
+
+
+class Trainer:
+    """Trains a run from its present state to its last epoch."""
+
+    def __init__(
+        self,
+        config: Config,
+        material: Material,
+        state: State,
+        compute: Compute,
+        folder: RunFolder,
+        fingerprint: str,
+    ) -> None:
+        self.config, self.material, self.state = config, material, state
+        self.compute, self.folder, self.fingerprint = compute, folder, fingerprint
+        self.feed = Feed(config, material.plan, state.method, compute.device, compute.dtype)
+        self.step = Step(state, self.feed, material.augment, material.pixels, material.labels, compute)
+        self.seconds = 0.0
+        self._measured: dict[str, tuple[int, dict[str, dict[str, float]]]] = {}
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.material.plan.steps
+
+    def train(self, watcher: Watcher) -> bool:
+        """Train to the last epoch; False if the watcher stopped it before (the state is saved then)."""
+        state, steps = self.state, self.steps_per_epoch
+        total = self.config.schedule.epochs * steps
+        self._clock = time.monotonic() - self.seconds
+        self.feed.load(state.step // steps, state.step % steps)
+        probe(self.step)
+        launch = launcher(self.step, self.compute)
+        watcher.begin(state.step, total, steps)
+        while state.step < total:
+            epoch, position = divmod(state.step, steps)
+            self.feed.load(epoch, position)
+            stopped = self._run_epoch(launch, steps - position, watcher)
+            if state.step % steps == 0:
+                self._epoch_edge(state.step // steps, watcher)
+            if stopped and state.step < total:
+                self.save()
+                return False
+        self.folder.write_models(self.evaluated_networks(), self.material.facts)
+        return True
+
+    def _run_epoch(self, launch: Callable[[], None], count: int, watcher: Watcher) -> bool:
+        """Up to `count` steps; whether the watcher asked to stop."""
+        state = self.state
+        for _ in range(count):
+            launch()
+            state.step += 1
+            state.summed += 1
+            epoch = state.step / self.steps_per_epoch
+            for average in state.averages.values():
+                average.update(epoch)
+            if state.step % FINITE_CHECK_EVERY == 0:
+                self._check_finite()
+                watcher.stepped(state.step)
+            if watcher.should_stop():
+                return True
+        return False
+
+    def _epoch_edge(self, epoch: int, watcher: Watcher) -> None:
+        config, last = self.config, epoch == self.config.schedule.epochs
+        self.state.method.end_epoch()
+        watcher.stepped(self.state.step)
+        if last or epoch % config.evaluation.every == 0:
+            self._check_finite()
+            line = self.evaluate()
+            self.folder.append_metrics(line)
+            watcher.evaluated(line)
+            self.state.sums.zero_()
+            self.state.summed = 0
+        if last or epoch % config.checkpoint.every == 0 or epoch in config.checkpoint.keep:
+            self.save()
+
+    def _check_finite(self) -> None:
+        """Stop before a broken state can be saved or reported."""
+        if bool(self.state.broken):
+            raise RunError(
+                f"the loss is not finite (within the last {FINITE_CHECK_EVERY} steps before step "
+                f"{self.state.step}); the last good checkpoint is kept. A smaller optimiser.lr may help."
+            )
+
+    def save(self) -> None:
+        """Write a checkpoint of the present state."""
+        self._check_finite()
+        self.seconds = time.monotonic() - self._clock
+        facts = {
+            **self.state.counters(),
+            "epoch": self.state.step / self.steps_per_epoch,
+            "steps_per_epoch": self.steps_per_epoch,
+            "seconds": self.seconds,
+            "fingerprint": self.fingerprint,
+        }
+        keep = {epoch * self.steps_per_epoch for epoch in self.config.checkpoint.keep}
+        save_checkpoint(self.folder.checkpoints, self.state.step, self.state.tensors(), facts, keep)
+
+    def evaluate(self) -> dict[str, Any]:
+        """One line of metrics: the mean loss terms since the last one, and every network's figures."""
+        state = self.state
+        epoch = state.step / self.steps_per_epoch
+        means = (state.sums / max(state.summed, 1)).tolist()
+        line: dict[str, Any] = {
+            "epoch": int(epoch) if epoch.is_integer() else epoch,
+            "step": state.step,
+            "learning_rate": learning_rate(self.config, max(state.step - 1, 0) / self.steps_per_epoch),
+            "loss": dict(zip(state.term_names, means, strict=False)),
+        }
+        figures = {name: self._measure(network) for name, network in state.networks().items()}
+        for name, average in state.averages.items():
+            if average.count:
+                figures[name] = self._measure_average(name, average)
+        for evaluator in self.material.evaluators:
+            for figure in figures["student"][evaluator]:
+                key = figure if evaluator == "test" else f"{evaluator}_{figure}"
+                line[key] = {name: values[evaluator][figure] for name, values in figures.items()}
+        line["averaged"] = {name: average.count for name, average in state.averages.items()}
+        line["seconds"] = round(time.monotonic() - self._clock, 3)
+        return line
+
+    def _measure(self, network: nn.Module) -> dict[str, dict[str, float]]:
+        return {
+            key: evaluator(network, self.compute.arithmetic()) for key, evaluator in self.material.evaluators.items()
+        }
+
+    def _measure_average(self, name: str, average: AveragedWeights) -> dict[str, dict[str, float]]:
+        """An average's figures; its refresh depends on its count alone, so an old result stays true."""
+        if self._measured.get(name, (0, {}))[0] != average.count:
+            average.refresh(self._refresh_batches(name, average.count), self._refresh_forward)
+            self._measured[name] = (average.count, self._measure(average.module))
+        return self._measured[name][1]
+
+    def _refresh_batches(self, name: str, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Index rows and random words of the training batches that an average's statistics come from."""
+        wanted, seed = self.config.evaluation.refresh, self.config.seed
+        words = step_words(seed, f"refresh/{name}/{count}", 0, wanted)
+        done = 0
+        while done < wanted:
+            for row in self.material.plan.epoch(seed, done, f"refresh/{name}/{count}"):
+                if done == wanted:
+                    return
+                yield row, words[done]
+                done += 1
+
+    def _refresh_forward(self, network: nn.Module, batch: tuple[np.ndarray, np.ndarray]) -> None:
+        device = self.compute.device
+        index, noise = torch.from_numpy(batch[0]).to(device), Noise(torch.from_numpy(batch[1]).to(device))
+        view = self.material.augment.view(self.material.pixels, index, noise.scope("view"))
+        with self.compute.arithmetic():
+            network(view, noise.scope("network"))
+
+    def evaluated_networks(self) -> dict[str, nn.Module]:
+        """Every network that can be used, averages with fresh statistics."""
+        networks = self.state.networks()
+        for name, average in self.state.averages.items():
+            if average.count:
+                self._measure_average(name, average)
+                networks[name] = average.module
+        return networks

@@ -1,0 +1,78 @@
+"""Guards: a method must do what it declares, on one batch, before training starts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fastswa.errors import RunError
+from fastswa.methods.method import Terms
+from fastswa.training.state import preserved
+from fastswa.training.step import Step
+
+
+def probe(step: Step) -> None:
+    """Trip if a declared term sends the student no gradient or the teacher one, or if either does not move.
+
+    One batch at full consistency weight; the state is put back after it.
+    """
+    state, feed = step.state, step.feed
+    with preserved([*state.tensors().values(), feed.cursor]):
+        state.method.prime()
+        feed.cursor.zero_()
+        values = feed.take()
+        values = values._replace(
+            learning_rate=torch.full_like(values.learning_rate, state.optimiser.config.lr or 0.1),
+            consistency_weight=torch.full_like(values.consistency_weight, state.method.config.weight or 1.0),
+            teacher_rate=torch.full_like(values.teacher_rate, 0.5),
+        )
+        labels = step.labels[values.images[: feed.plan.labelled]]
+        if len(labels) == 0 or bool((labels < 0).any()):
+            raise RunError("a batch holds no labelled image where it should; check the split.")
+        _check_gradients(step, step.losses(values))
+        before = {name: _parameters(network) for name, network in state.networks().items()}
+        step.run(values)
+        for name, network in state.networks().items():
+            if torch.equal(before[name], _parameters(network)):
+                raise RunError(
+                    f"method {state.method.config.name}: a training step leaves the {name} where it was; "
+                    "it would train nothing."
+                )
+        if bool(state.broken):
+            raise RunError("the loss of the very first batch is not finite; check the images and the weights.")
+
+
+def _check_gradients(step: Step, terms: Terms) -> None:
+    state = step.state
+    name = state.method.config.name
+    for term in state.method.terms:
+        if term not in terms:
+            raise RunError(f"method {name} declares the term '{term}' but does not compute it.")
+        if not _reaches(terms[term], list(state.student.parameters())):
+            raise RunError(
+                f"method {name}: the term '{term}' sends no gradient to the student; it would teach nothing."
+            )
+    if state.teacher is None:
+        return
+    state.teacher.requires_grad_(True)
+    try:
+        with preserved(state.tensors().values()):
+            feed = step.feed
+            feed.cursor.zero_()
+            total = torch.stack(list(step.losses(feed.take()).values())).sum()
+        if _reaches(total, list(state.teacher.parameters())):
+            raise RunError(f"method {name}: the loss sends a gradient into the teacher.")
+    finally:
+        state.teacher.requires_grad_(False)
+
+
+def _reaches(term: Tensor, parameters: list[nn.Parameter]) -> bool:
+    """Whether any of the parameters gets a gradient other than zero from the term."""
+    if not term.requires_grad:
+        return False
+    gradients = torch.autograd.grad(term, parameters, retain_graph=True, allow_unused=True)
+    return any(g is not None and bool(g.count_nonzero()) for g in gradients)
+
+
+def _parameters(network: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in network.parameters()])

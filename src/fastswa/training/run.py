@@ -1,0 +1,173 @@
+"""Runs from beginning to end: new, resumed, forked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastswa.config import RESUMABLE, Config, to_dict
+from fastswa.errors import RequestError
+from fastswa.layers import build_config, file_layer
+from fastswa.training.checkpoint import Checkpoint, checkpoint_steps, load_checkpoint
+from fastswa.training.device import choose_compute, settings_of
+from fastswa.training.folder import RunFolder
+from fastswa.training.loop import Trainer, Watcher
+from fastswa.training.setup import load_data, prepare, with_data_defaults
+from fastswa.training.state import State, build_state
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A run's folder, its evaluations, and whether it reached its last epoch."""
+
+    path: Path
+    metrics: list[dict[str, Any]]
+    finished: bool
+
+
+def fingerprint(config: Config) -> str:
+    """A hash of all settings but those that a resume may change."""
+    flat = {name: value for name, value in flatten(to_dict(config)).items() if name not in RESUMABLE}
+    return hashlib.blake2b(json.dumps(flat, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as one, with dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def train_new(config: Config, out: Path, watcher: Watcher, say: Say) -> RunResult:
+    """A new run in a new folder; forked from another run's state if `start.run` says so."""
+    compute = choose_compute(config.device)
+    with settings_of(compute, config.device.threads):
+        dataset = load_data(config)
+        config = with_data_defaults(config, dataset)
+        material = prepare(config, dataset, compute)
+        state = build_state(config, compute, material.facts, images=len(dataset.train))
+        parent = None
+        if config.start.run is not None:
+            parent = _fork(config, state, material.plan.steps, say)
+        folder = RunFolder.create(out, config)
+        folder.write_environment(
+            {
+                "device": str(compute.device),
+                "precision": compute.precision,
+                "engine": compute.engine,
+                "parent": parent,
+            }
+        )
+        trainer = Trainer(config, material, state, compute, folder, fingerprint(config))
+        finished = trainer.train(watcher)
+    return RunResult(out, folder.metrics(), finished)
+
+
+def resume(path: Path, changes: Mapping[str, Any], watcher: Watcher, say: Say) -> RunResult:
+    """Go on with a run from its last whole checkpoint; `changes` may touch what RESUMABLE lists."""
+    folder = RunFolder.open(path)
+    for name in flatten(changes):
+        if name not in RESUMABLE:
+            raise RequestError(
+                f"{name} cannot change on resume (only {', '.join(RESUMABLE)}); "
+                f"`fastswa train --from {path} --{name} …` forks the run instead."
+            )
+    config = build_config(file_layer(path / "config.toml"), changes)
+    checkpoint = load_checkpoint(folder.checkpoints, say)
+    if checkpoint is not None and checkpoint.facts["fingerprint"] != fingerprint(config):
+        raise RequestError(
+            f"the checkpoint in {path} belongs to another configuration than its config.toml; "
+            "put the settings back, or fork the run with `fastswa train --from`."
+        )
+    compute = choose_compute(config.device)
+    with settings_of(compute, config.device.threads):
+        dataset = load_data(config)
+        material = prepare(config, dataset, compute)
+        state = build_state(config, compute, material.facts, images=len(dataset.train))
+        trainer = Trainer(config, material, state, compute, folder, fingerprint(config))
+        if checkpoint is None:
+            say(f"{path} has no checkpoint yet; starting from step 0.")
+            folder.drop_metrics_after(-1)
+        else:
+            _restore(state, checkpoint, path)
+            trainer.seconds = checkpoint.facts["seconds"]
+            folder.drop_metrics_after(state.step)
+            if state.step >= config.schedule.epochs * material.plan.steps:
+                say(f"{path} already reached epoch {state.step // material.plan.steps}; nothing to do.")
+                return RunResult(path, folder.metrics(), True)
+        folder.write_config(config)
+        finished = trainer.train(watcher)
+    return RunResult(path, folder.metrics(), finished)
+
+
+def _restore(state: State, checkpoint: Checkpoint, path: Path) -> None:
+    try:
+        state.restore(checkpoint.tensors, checkpoint.facts)
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise RequestError(f"the checkpoint in {path} does not fit this run: {error}.") from error
+
+
+def _fork(config: Config, state: State, steps_per_epoch: int, say: Say) -> dict[str, Any]:
+    """Put another run's state into a new one; what it had and this one lacks is left out.
+
+    Averages go on where their settings are unchanged; others begin with the fork.
+    """
+    assert config.start.run is not None
+    source, _, epoch_text = config.start.run.partition("@")
+    folder = RunFolder.open(Path(source))
+    step = None
+    if epoch_text:
+        step = _step_of(folder, epoch_text, source)
+    checkpoint = load_checkpoint(folder.checkpoints, say, step)
+    if checkpoint is None:
+        raise RequestError(f"{source} has no checkpoint to fork from.")
+    facts, theirs = checkpoint.facts, checkpoint.tensors
+    epoch = facts["step"] / facts["steps_per_epoch"]
+    if steps_per_epoch != facts["steps_per_epoch"] and not epoch.is_integer():
+        raise RequestError(f"{source} stopped within an epoch, and the fork's epochs have another length.")
+    parent_averages = to_dict(folder.config()).get("averaging", {})
+    own_averages = to_dict(config).get("averaging", {})
+    continued = {name for name in own_averages if own_averages[name] == parent_averages.get(name)}
+    with torch.no_grad():
+        for name, tensor in state.tensors().items():
+            room, _, rest = name.partition(".")
+            if room in ("sums", "broken") or (room == "average" and rest.split(".")[0] not in continued):
+                continue
+            found = theirs.get(name, theirs.get(f"student.{rest}") if room == "teacher" else None)
+            if found is not None and found.shape == tensor.shape:
+                tensor.copy_(found)
+            elif room in ("student", "teacher"):
+                raise RequestError(f"{source} cannot be forked: its network differs in {rest}.")
+    state.step = round(epoch * steps_per_epoch)
+    for name, average in state.averages.items():
+        if name in continued:
+            average.count = facts["averages"][name]["count"]
+            average.last_due = facts["averages"][name]["last_due"]
+        else:
+            average.update(epoch)
+    return {"run": source, "epoch": epoch, "fingerprint": facts["fingerprint"]}
+
+
+def _step_of(folder: RunFolder, epoch_text: str, source: str) -> int:
+    """The step of the checkpoint at an epoch."""
+    steps = checkpoint_steps(folder.checkpoints)
+    epochs = {}
+    for step in steps:
+        checkpoint = load_checkpoint(folder.checkpoints, lambda _: None, step)
+        if checkpoint is not None:
+            epochs[f"{checkpoint.facts['epoch']:g}"] = step
+    if epoch_text not in epochs:
+        raise RequestError(
+            f"{source} keeps no checkpoint of epoch {epoch_text} (there are: {', '.join(epochs) or 'none'}); "
+            "checkpoint.keep names the epochs to keep."
+        )
+    return epochs[epoch_text]

@@ -1,0 +1,129 @@
+"""From a Config to everything a run trains with: images on the device, split, plan, state, step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastswa.config import Config
+from fastswa.data.augment import Augment
+from fastswa.data.batches import BatchPlan, plan_batches
+from fastswa.data.images import UNLABELLED, Dataset, ImageSet
+from fastswa.data.sources import SOURCES, load
+from fastswa.data.splits import Split, make_split
+from fastswa.errors import RequestError
+from fastswa.evaluate import Evaluator
+from fastswa.methods import method_class
+from fastswa.modelfile import ModelFacts
+from fastswa.training.device import Compute
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a run trains on and is measured by. `labels` hides those of all but the labelled images."""
+
+    split: Split
+    plan: BatchPlan
+    pixels: Tensor
+    labels: Tensor
+    augment: Augment
+    evaluators: dict[str, Evaluator]
+    facts: ModelFacts
+
+
+def with_data_defaults(config: Config, dataset: Dataset) -> Config:
+    """The configuration with what depends on the data filled in: one's own data get a validation split."""
+    if config.split.validation is not None:
+        return config
+    validation = 0
+    if config.data.source not in SOURCES and dataset.test is None:
+        known = int((dataset.train.labels != UNLABELLED).sum())
+        labels = known if config.split.labels is None else config.split.labels
+        validation = min(max(labels // 5, 1), max(known - labels, 0) or known // 5)
+    split = config.split.model_copy(update={"validation": validation})
+    return config.model_copy(update={"split": split})
+
+
+def load_data(config: Config) -> Dataset:
+    """The data set that the configuration names."""
+    return load(config.data.source, Path(config.data.root))
+
+
+def prepare(config: Config, dataset: Dataset, compute: Compute) -> Material:
+    """Split, plan and bring to the device."""
+    split = make_split(
+        dataset.train,
+        labels=config.split.labels,
+        unlabelled=config.split.unlabelled,
+        validation=config.split.validation or 0,
+        seed=config.split.seed or 0,
+        file=None if config.split.file is None else Path(config.split.file),
+    )
+    plan = plan_batches(
+        split,
+        size=config.batch.size,
+        labelled=config.batch.labelled,
+        steps=config.batch.steps,
+        labelled_only=method_class(config.method.name).labelled_only,
+    )
+    _, height, width = dataset.train.shape
+    if config.augment.translate >= min(height, width):
+        raise RequestError(
+            f"augment.translate: {config.augment.translate} pixels are too many for {height}x{width} images."
+        )
+    mean, std = dataset.normalisation or dataset.train.channel_statistics()
+    augment = Augment.normalising(mean, std, compute.device, compute.dtype, **config.augment.model_dump())
+    hidden = np.full(len(dataset.train), UNLABELLED, dtype=np.int64)
+    hidden[split.labelled] = dataset.train.labels[split.labelled]
+    evaluators = {}
+    if dataset.test is not None:
+        evaluators["test"] = _evaluator(dataset.test, slice(None), config, augment, compute.device)
+    if len(split.validation):
+        evaluators["validation"] = _evaluator(dataset.train, split.validation, config, augment, compute.device)
+    return Material(
+        split=split,
+        plan=plan,
+        pixels=_to_device(dataset.train.pixels, compute.device),
+        labels=torch.from_numpy(hidden).to(compute.device),
+        augment=augment,
+        evaluators=evaluators,
+        facts=ModelFacts(
+            architecture=config.model.name,
+            classes=dataset.classes,
+            shape=dataset.train.shape,
+            mean=mean,
+            std=std,
+            heads=config.model.heads,
+            options=network_options(config),
+        ),
+    )
+
+
+def network_options(config: Config) -> dict[str, float]:
+    """The settings of [model] that were given and that networks take as options."""
+    options = {"dropout": config.model.dropout, "width": config.model.width}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _evaluator(
+    images: ImageSet, chosen: np.ndarray | slice, config: Config, augment: Augment, device: torch.device
+) -> Evaluator:
+    labels = images.labels[chosen]
+    if (labels == UNLABELLED).any():
+        raise RequestError(f"{images.name}: a test image has no label.")
+    return Evaluator(
+        pixels=_to_device(images.pixels[chosen], device),
+        labels=torch.from_numpy(np.ascontiguousarray(labels)).to(device),
+        classes=len(images.classes),
+        augment=augment,
+        batch=config.evaluation.batch,
+    )
+
+
+def _to_device(pixels: np.ndarray, device: torch.device) -> Tensor:
+    """(N, C, H, W) on the host to (N, H, W, C) on the device."""
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))).to(device)

@@ -1,0 +1,150 @@
+"""Everything that changes while a run trains, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastswa.averaging import AveragedWeights
+from fastswa.config import Config
+from fastswa.methods import build as build_method
+from fastswa.methods.method import Method, Terms
+from fastswa.modelfile import ModelFacts, load_weights
+from fastswa.noise import derive_seed
+from fastswa.training.device import Compute
+from fastswa.training.optimiser import SGD
+
+
+@dataclass
+class State:
+    """Networks, optimiser, method's memory, averages, and the sums of loss terms since the last evaluation.
+
+    `step` counts the steps done; `summed` those that `sums` (by term, in the order of `term_names`) covers.
+    """
+
+    student: nn.Module
+    teacher: nn.Module | None
+    method: Method
+    optimiser: SGD
+    averages: dict[str, AveragedWeights]
+    sums: Tensor
+    broken: Tensor
+    term_names: list[str] = field(default_factory=list)
+    step: int = 0
+    summed: int = 0
+
+    @torch.no_grad()
+    def follow(self, rate: Tensor) -> None:
+        """Move the teacher's parameters towards the student's by `rate`, a 0-dim tensor."""
+        assert self.teacher is not None
+        teacher: list[Tensor] = list(self.teacher.parameters())
+        student: list[Tensor] = list(self.student.parameters())
+        difference = torch._foreach_sub(student, teacher)
+        torch._foreach_mul_(difference, rate)
+        torch._foreach_add_(teacher, difference)
+
+    @torch.no_grad()
+    def record(self, terms: Terms) -> None:
+        """Add a step's terms to the sums, and remember whether any was not finite."""
+        self.term_names = list(terms)
+        values = torch.stack([term.detach().to(self.sums.dtype) for term in terms.values()])
+        self.sums[: len(values)].add_(values)
+        self.broken.logical_or_(~torch.isfinite(values).all())
+
+    def networks(self) -> dict[str, nn.Module]:
+        """The trained networks by name."""
+        return {"student": self.student} | ({"teacher": self.teacher} if self.teacher is not None else {})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor an exact resume needs, by name; they are the live ones."""
+        found = {"sums": self.sums, "broken": self.broken}
+        for name, network in self.networks().items():
+            found |= {f"{name}.{key}": tensor for key, tensor in network.state_dict(keep_vars=True).items()}
+        for (key, _), buffer in zip(self.student.named_parameters(), self.optimiser.momentum, strict=True):
+            found[f"momentum.{key}"] = buffer
+        for name, average in self.averages.items():
+            content = average.state_dict()
+            for part in ("parameters", "buffers"):
+                found |= {f"average.{name}.{key}": tensor for key, tensor in content[part].items()}
+        found |= {f"memory.{key}": tensor for key, tensor in self.method.memory.items()}
+        return {name: tensor.detach() for name, tensor in found.items()}
+
+    def counters(self) -> dict[str, Any]:
+        """What is not a tensor, for the checkpoint."""
+        averages = {
+            name: {"count": average.count, "last_due": average.last_due} for name, average in self.averages.items()
+        }
+        return {"step": self.step, "summed": self.summed, "averages": averages}
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor], counters: Mapping[str, Any]) -> None:
+        """Take over the state that `tensors` and `counters` gave."""
+        own = self.tensors()
+        if own.keys() != tensors.keys():
+            odd = sorted(own.keys() ^ tensors.keys())
+            raise ValueError(f"the state is of another run: {odd[0]} does not match")
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+        self.step, self.summed = counters["step"], counters["summed"]
+        for name, average in self.averages.items():
+            average.count, average.last_due = (counters["averages"][name][k] for k in ("count", "last_due"))
+
+
+def build_state(config: Config, compute: Compute, facts: ModelFacts, images: int) -> State:
+    """A run's state at step 0: student and teacher each from their own initialisation."""
+    method = build_method(config.method, images=images, classes=len(facts.classes))
+    method.to(compute.device)
+    student = build_network(facts, config.seed, "student").to(compute.device, compute.dtype)
+    teacher = None
+    if method.has_teacher:
+        teacher = build_network(facts, config.seed, "teacher").to(compute.device, compute.dtype)
+        teacher.requires_grad_(False)
+    for network in filter(None, (student, teacher)):
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if config.start.weights is not None:
+        for network in filter(None, (student, teacher)):
+            load_weights(Path(config.start.weights), network)
+    averages = {
+        name: AveragedWeights(
+            student,
+            start=average.start or 0.0,
+            every=average.every or 0.0,
+            decay=average.decay if average.kind == "ema" else None,
+        )
+        for name, average in config.averaging.items()
+    }
+    return State(
+        student=student,
+        teacher=teacher,
+        method=method,
+        optimiser=SGD(list(student.parameters()), config.optimiser),
+        averages=averages,
+        sums=torch.zeros(8, dtype=torch.float32, device=compute.device),
+        broken=torch.zeros((), dtype=torch.bool, device=compute.device),
+    )
+
+
+def build_network(facts: ModelFacts, seed: int, purpose: str) -> nn.Module:
+    """A freshly initialised network in training mode; the same for a seed on every device."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, f"init/{purpose}"))
+        return facts.build().train()
+
+
+@contextmanager
+def preserved(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """The tensors' contents put back on leaving, whatever was done to them inside."""
+    tensors = list(tensors)
+    copies = [tensor.clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, saved in zip(tensors, copies, strict=True):
+                tensor.copy_(saved)

@@ -1,0 +1,86 @@
+"""One training step as a whole, launched eagerly or replayed as one CUDA graph.
+
+The step reads and writes device tensors only and never waits for them, so that the same function can be
+captured; the learning rate, weights and random words come from the feed's row under its cursor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fastswa.data.augment import Augment
+from fastswa.methods.method import Batch, Terms
+from fastswa.noise import Noise
+from fastswa.training.device import Compute
+from fastswa.training.feed import Feed, StepValues
+from fastswa.training.state import State, preserved
+
+
+class Step:
+    """Gather, augment, both passes, backward, SGD, teacher, metrics.
+
+    `pixels` is (N, H, W, C) uint8; `labels` is (N,) int64 and knows nothing of the unlabelled images' labels.
+    """
+
+    def __init__(
+        self, state: State, feed: Feed, augment: Augment, pixels: Tensor, labels: Tensor, compute: Compute
+    ) -> None:
+        self.state, self.feed, self.augment = state, feed, augment
+        self.pixels, self.labels, self.compute = pixels, labels, compute
+
+    def __call__(self) -> None:
+        self.run(self.feed.take())
+
+    def losses(self, values: StepValues) -> Terms:
+        """The method's terms for one row of the feed."""
+        state, noise = self.state, Noise(values.words)
+
+        def view(name: str) -> Tensor:
+            return self.augment.view(self.pixels, values.images, noise.scope(f"view/{name}"))
+
+        batch = Batch(
+            labels=self.labels[values.images[: self.feed.plan.labelled]],
+            index=values.images,
+            weight=values.consistency_weight,
+            noise=noise,
+            view=view,
+        )
+        with self.compute.arithmetic():
+            return state.method.losses(batch, state.student, state.teacher)
+
+    def run(self, values: StepValues) -> None:
+        """One step with the given values."""
+        state = self.state
+        terms = self.losses(values)
+        loss = torch.stack(list(terms.values())).sum()
+        gradients = torch.autograd.grad(loss, state.optimiser.parameters)
+        state.optimiser.step(gradients, values.learning_rate)
+        if state.teacher is not None:
+            state.follow(values.teacher_rate)
+        state.record(terms)
+
+
+def launcher(step: Step, compute: Compute) -> Callable[[], None]:
+    """What launches one step: the step itself, or the replay of its capture."""
+    return _capture(step) if compute.engine == "graph" else step
+
+
+def _capture(step: Step) -> Callable[[], None]:
+    """The step as one CUDA graph; the state is left as it was."""
+    cursor = step.feed.cursor
+    with preserved([*step.state.tensors().values(), cursor]):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                cursor.zero_()
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        cursor.zero_()
+        with torch.cuda.graph(graph):
+            step()
+    return graph.replay
