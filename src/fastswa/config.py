@@ -130,7 +130,7 @@ class CheckpointConfig(Section):
 
 class DeviceConfig(Section):
     name: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps")
-    engine: Literal["auto", "eager", "graph"] = Field("auto", description="how a step is launched")
+    engine: Literal["auto", "eager", "compiled", "graph"] = Field("auto", description="how a step is launched")
     precision: Literal["auto", "fp64", "fp32", "tf32", "bf16"] = Field("auto", description="arithmetic of the networks")
     deterministic: bool = Field(False, description="bit-identical repeats on a GPU too")
     threads: Positive | None = Field(None, description="CPU threads")

@@ -83,8 +83,9 @@ class Noise:
         key = self.words[1] ^ _signed32(second)
         position = torch.arange(math.prod(shape), dtype=torch.int32, device=self.words.device)
         # Two keyed rounds: the first spreads the positions (an odd multiplier per purpose), the second
-        # separates steps whose first-round sequences overlap.
-        x = position * _signed32((purpose >> 32) | 1) + offset
+        # separates steps whose first-round sequences overlap. The offset comes first: torch.compile would
+        # fold position * constant into an index expression, which does not wrap at 32 bits.
+        x = (position + offset) * _signed32((purpose >> 32) | 1)
         x = (x ^ _shift(x, 16)) * 0x7FEB352D
         x = x ^ key
         x = (x ^ _shift(x, 16)) * 0x21F0AAAD

@@ -47,7 +47,7 @@ def choose_compute(config: DeviceConfig) -> Compute:
         precision = "bf16" if cuda and torch.cuda.is_bf16_supported() else "fp32"
     if precision == "tf32" and not cuda:
         raise RequestError("device.precision: tf32 exists on CUDA devices only; use fp32.")
-    engine = ("graph" if cuda else "eager") if config.engine == "auto" else config.engine
+    engine = ("compiled" if cuda else "eager") if config.engine == "auto" else config.engine
     if engine == "graph" and not cuda:
         raise RequestError("device.engine: graph needs a CUDA device; use eager.")
     return Compute(device, precision, engine, config.deterministic)

@@ -14,6 +14,7 @@ import torch
 from fastswa.config import RESUMABLE, Config, to_dict
 from fastswa.errors import RequestError
 from fastswa.layers import build_config, file_layer
+from fastswa.modelfile import load_model
 from fastswa.training.checkpoint import Checkpoint, checkpoint_steps, load_checkpoint
 from fastswa.training.device import choose_compute, settings_of
 from fastswa.training.folder import RunFolder
@@ -171,3 +172,29 @@ def _step_of(folder: RunFolder, epoch_text: str, source: str) -> int:
             "checkpoint.keep names the epochs to keep."
         )
     return epochs[epoch_text]
+
+
+def parent_layer(run: str) -> dict[str, Any]:
+    """The settings of the run that RUN or RUN@EPOCH names, for a fork that changes some of them."""
+    settings = to_dict(RunFolder.open(Path(run.partition("@")[0])).config())
+    settings.pop("start", None)
+    return settings
+
+
+def evaluate_run(path: Path, device: str = "auto") -> dict[str, dict[str, dict[str, float]]]:
+    """Figures of every network that a finished run holds: by set of images, network and figure."""
+    folder = RunFolder.open(path)
+    config = folder.config()
+    config = config.model_copy(update={"device": config.device.model_copy(update={"name": device})})
+    files = sorted((path / "models").glob("*.safetensors"))
+    if not files:
+        raise RequestError(f"{path} holds no models yet; finish it with `fastswa resume {path}`.")
+    compute = choose_compute(config.device)
+    figures: dict[str, dict[str, dict[str, float]]] = {}
+    with settings_of(compute, config.device.threads):
+        material = prepare(config, load_data(config), compute)
+        for file in files:
+            network = load_model(file).network.to(compute.device, compute.dtype)
+            for images, evaluator in material.evaluators.items():
+                figures.setdefault(images, {})[file.stem] = evaluator(network, compute.arithmetic())
+    return figures

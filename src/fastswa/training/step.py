@@ -1,4 +1,4 @@
-"""One training step as a whole, launched eagerly or replayed as one CUDA graph.
+"""One training step as a whole: eager, compiled, or replayed as one CUDA graph.
 
 The step reads and writes device tensors only and never waits for them, so that the same function can be
 captured; the learning rate, weights and random words come from the feed's row under its cursor.
@@ -6,7 +6,7 @@ captured; the learning rate, weights and random words come from the feed's row u
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -56,16 +56,25 @@ class Step:
         state = self.state
         terms = self.losses(values)
         loss = torch.stack(list(terms.values())).sum()
-        gradients = torch.autograd.grad(loss, state.optimiser.parameters)
-        state.optimiser.step(gradients, values.learning_rate)
-        if state.teacher is not None:
-            state.follow(values.teacher_rate)
+        gradients = torch.autograd.grad(loss, state.optimiser.parameters, allow_unused=True, materialize_grads=True)
+        self.update(gradients, values.learning_rate, values.teacher_rate)
         state.record(terms)
+
+    def update(self, gradients: Sequence[Tensor], learning_rate: Tensor, teacher_rate: Tensor) -> None:
+        """Move the student, then the teacher after it."""
+        self.state.optimiser.step(gradients, learning_rate)
+        if self.state.teacher is not None:
+            self.state.follow(teacher_rate)
 
 
 def launcher(step: Step, compute: Compute) -> Callable[[], None]:
-    """What launches one step: the step itself, or the replay of its capture."""
-    return _capture(step) if compute.engine == "graph" else step
+    """What launches one step: the step itself, or the replay of its capture; `compiled` fuses its parts first."""
+    if compute.engine == "compiled":
+        step.losses = torch.compile(step.losses)  # type: ignore[method-assign]
+        step.update = torch.compile(step.update)  # type: ignore[method-assign]
+    if compute.engine == "eager" or compute.device.type != "cuda":
+        return step
+    return _capture(step)
 
 
 def _capture(step: Step) -> Callable[[], None]:

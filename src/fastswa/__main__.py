@@ -1,0 +1,7 @@
+"""`python -m fastswa`."""
+
+import sys
+
+from fastswa.cli import main
+
+sys.exit(main())

@@ -1,0 +1,305 @@
+"""The verbs of the command line; thin: parse, call, print. Nothing heavy is imported before work starts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastswa import __version__
+from fastswa.errors import FastswaError, RequestError
+from fastswa.registry import nearest
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One command: `options` maps each of its own options to whether it takes a value."""
+
+    run: Callable[[Arguments], int]
+    usage: str
+    summary: str
+    options: dict[str, bool]
+    settings: bool = False
+    details: str = ""
+
+
+class Arguments:
+    """What stood after the verb: targets first, then the verb's options and settings of Config."""
+
+    def __init__(self, name: str, verb: Verb, words: Sequence[str]) -> None:
+        self.targets: list[str] = []
+        self.options: dict[str, str] = {}
+        self.settings: list[str] = []
+        rest = list(words)
+        while rest:
+            word = rest.pop(0)
+            option, equals, value = word.partition("=")
+            if option in verb.options:
+                takes_value = verb.options[option]
+                if takes_value and not equals:
+                    if not rest:
+                        raise RequestError(f"{option} needs a value.")
+                    value = rest.pop(0)
+                elif equals and not takes_value:
+                    raise RequestError(f"{option} takes no value.")
+                self.options[option] = value
+            elif not word.startswith("--"):
+                if self.settings:
+                    raise RequestError(f"unexpected argument '{word}'; what to work on comes first after the verb.")
+                self.targets.append(word)
+            elif verb.settings:
+                self.settings.append(word)
+                if not equals and rest and not rest[0].startswith("--"):
+                    self.settings.append(rest.pop(0))
+            else:
+                raise RequestError(f"unknown option {option} for {name}; {nearest(option, verb.options)}")
+
+    def target(self, what: str) -> str:
+        """The one target."""
+        if len(self.targets) != 1:
+            raise RequestError(f"name one {what}, not {len(self.targets)}.")
+        return self.targets[0]
+
+    def number(self, option: str, default: float) -> float:
+        """A number above zero given with an option."""
+        text = self.options.get(option)
+        try:
+            value = default if text is None else float(text)
+        except ValueError:
+            value = 0.0
+        if not value > 0:
+            raise RequestError(f"{option}: '{text}' is not a number above zero.")
+        return value
+
+    def whole(self, option: str, default: int) -> int:
+        """A whole number above zero given with an option."""
+        value = self.number(option, default)
+        if value != int(value):
+            raise RequestError(f"{option}: '{self.options[option]}' is not a whole number.")
+        return int(value)
+
+    def __contains__(self, option: str) -> bool:
+        return option in self.options
+
+
+def _train(arguments: Arguments) -> int:
+    from fastswa.layers import build_config, file_layer, flag_layer, recipe_layer, to_toml
+
+    layers: list[dict[str, Any]] = []
+    name = None
+    if arguments.targets:
+        name = arguments.target("recipe")
+        layers.append({"data": {"source": name}} if name.endswith(".npz") else recipe_layer(name))
+    if "--config" in arguments:
+        layers.append(file_layer(Path(arguments.options["--config"])))
+    flags = flag_layer(arguments.settings)
+    if not layers and "start" not in flags:
+        raise RequestError("name a recipe (`fastswa recipes` lists them), or give --config FILE or --from RUN.")
+    if not layers:
+        from fastswa.training.run import parent_layer
+
+        layers.append(parent_layer(flags["start"]["run"]))
+    config = build_config(*layers, flags)
+    if "--print-config" in arguments:
+        print(to_toml(config), end="")
+        return 0
+    from fastswa.console import ConsoleWatcher, say
+    from fastswa.training.run import train_new
+
+    out = Path(arguments.options.get("--out") or _free_folder(name or "run", config.seed))
+    with ConsoleWatcher(out, arguments.number("--stop-after", float("inf"))) as watcher:
+        result = train_new(config, out, watcher, say)
+    return watcher.conclude(result, as_json="--json" in arguments)
+
+
+def _free_folder(name: str, seed: int) -> str:
+    """runs/NAME-seed-N, or the first of its numbered siblings that is not there."""
+    base = f"runs/{Path(name).stem}-seed-{seed}"
+    number, path = 1, base
+    while Path(path).exists():
+        number += 1
+        path = f"{base}-{number}"
+    return path
+
+
+def _resume(arguments: Arguments) -> int:
+    from fastswa.console import ConsoleWatcher, say
+    from fastswa.layers import flag_layer
+    from fastswa.training.run import resume
+
+    path = Path(arguments.target("run folder"))
+    with ConsoleWatcher(path, arguments.number("--stop-after", float("inf"))) as watcher:
+        result = resume(path, flag_layer(arguments.settings), watcher, say)
+    return watcher.conclude(result, as_json="--json" in arguments)
+
+
+def _evaluate(arguments: Arguments) -> int:
+    from fastswa.console import print_figures
+    from fastswa.training.run import evaluate_run
+
+    path = Path(arguments.target("run folder"))
+    figures = evaluate_run(path, arguments.options.get("--device", "auto"))
+    if "--json" in arguments:
+        print(json.dumps(figures))
+    else:
+        print_figures(figures, title=str(path))
+    return 0
+
+
+def _demo(arguments: Arguments) -> int:
+    from fastswa.demo import run_demo
+
+    out = Path(arguments.options.get("--out") or _free_folder("demo", 0).removesuffix("-seed-0"))
+    return run_demo(
+        out,
+        seeds=arguments.whole("--seeds", 3),
+        workers=arguments.whole("--workers", 2),
+        record=arguments.options.get("--record"),
+        as_json="--json" in arguments,
+    )
+
+
+def _recipes(arguments: Arguments) -> int:
+    from fastswa.layers import recipe_names, recipe_text
+
+    if arguments.targets:
+        print(recipe_text(arguments.target("recipe")), end="")
+        return 0
+    summaries = {name: recipe_text(name).splitlines()[0].lstrip("# ") for name in recipe_names()}
+    if "--json" in arguments:
+        print(json.dumps(summaries))
+    else:
+        width = max(map(len, summaries))
+        for name, summary in summaries.items():
+            print(f"{name:<{width}}  {summary}")
+    return 0
+
+
+def _data(arguments: Arguments) -> int:
+    if len(arguments.targets) != 2 or arguments.targets[0] != "download":
+        raise RequestError("say `fastswa data download NAME`, with cifar10 or cifar100 for NAME.")
+    from fastswa.data.download import download
+
+    print(download(arguments.targets[1], Path(arguments.options.get("--root", "data"))).message)
+    return 0
+
+
+_COMMON = {"--json": False}
+_RUN = {"--stop-after": True, **_COMMON}
+
+VERBS = {
+    "demo": Verb(
+        _demo,
+        "demo [--seeds N] [--out FOLDER]",
+        "few labels, three methods, one table: see on your own machine what averaging does",
+        {"--seeds": True, "--workers": True, "--out": True, "--record": True, **_COMMON},
+        details="--workers N trains N runs at a time; --record FILE writes the figures as JSON.",
+    ),
+    "train": Verb(
+        _train,
+        "train RECIPE|FILE.npz [--config FILE] [--out RUN] [settings]",
+        "train a recipe, or your own arrays",
+        {"--config": True, "--out": True, "--print-config": False, **_RUN},
+        settings=True,
+        details=(
+            "RECIPE < --config FILE < settings; --print-config shows what would run.\n"
+            "--from RUN[@EPOCH] forks a run; --stop-after MINUTES saves and ends before a limit."
+        ),
+    ),
+    "resume": Verb(
+        _resume,
+        "resume RUN [--schedule.epochs N]",
+        "go on with a run, or extend it",
+        {**_RUN},
+        settings=True,
+        details="Only what fastswa.config.RESUMABLE lists may change.",
+    ),
+    "evaluate": Verb(
+        _evaluate,
+        "evaluate RUN",
+        "errors of every network a finished run holds",
+        {"--device": True, **_COMMON},
+    ),
+    "recipes": Verb(_recipes, "recipes [NAME]", "list the recipes, or show one", {**_COMMON}),
+    "data": Verb(_data, "data download NAME [--root FOLDER]", "fetch a data set from its publisher", {"--root": True}),
+}
+
+
+def _help() -> str:
+    width = max(len(verb.usage) for verb in VERBS.values())
+    lines = [f"  {verb.usage:<{width}}  {verb.summary}" for verb in VERBS.values()]
+    return "\n".join(
+        [
+            "fastswa: accurate image classifiers from few labels, by consistency training with fast-SWA.",
+            "",
+            *lines,
+            "",
+            "`fastswa VERB --help` says more. --debug shows a traceback; --version the version.",
+        ]
+    )
+
+
+def _verb_help(verb: Verb) -> str:
+    text = f"fastswa {verb.usage}\n\n{verb.summary[0].upper()}{verb.summary[1:]}."
+    text += f"\n{verb.details}" if verb.details else ""
+    text += "\n\nOptions: " + " ".join(verb.options)
+    if verb.settings:
+        from fastswa.layers import ALIASES, fields
+
+        short = {path: name for name, path in ALIASES.items()}
+        rows = []
+        for path, field in fields():
+            name = f"--{path}" + (f", --{short[path]}" if path in short else "")
+            default = "" if field.default is None else f" [{field.default}]"
+            rows.append(f"  {name:<40} {field.description}{default}")
+        text += "\n\nSettings:\n" + "\n".join(rows)
+    return text
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is 0 (done), 1 (failed while running) or 2 (the request was wrong)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    try:
+        return _dispatch(words)
+    except FastswaError as error:
+        if debug:
+            raise
+        print(f"fastswa: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("fastswa: interrupted.", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    except Exception as error:
+        if debug:
+            raise
+        print(f"fastswa: failed: {type(error).__name__}: {error} (--debug shows where).", file=sys.stderr)
+        return 1
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("--help", "-h", "help"):
+        print(_help())
+        return 0
+    if words[0] == "--version":
+        print(f"fastswa {__version__}")
+        return 0
+    name, *rest = words
+    if name not in VERBS:
+        raise RequestError(f"unknown command '{name}'; {nearest(name, VERBS)}")
+    verb = VERBS[name]
+    if "--help" in rest or "-h" in rest:
+        print(_verb_help(verb))
+        return 0
+    return verb.run(Arguments(name, verb, rest))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
