@@ -86,13 +86,13 @@ class Arguments:
 
 
 def _train(arguments: Arguments) -> int:
-    from fastswa.layers import build_config, file_layer, flag_layer, recipe_layer, to_toml
+    from fastswa.layers import build_config, file_layer, flag_layer, own_data_layer, recipe_layer, to_toml
 
     layers: list[dict[str, Any]] = []
     name = None
     if arguments.targets:
         name = arguments.target("recipe")
-        layers.append({"data": {"source": name}} if name.endswith(".npz") else recipe_layer(name))
+        layers.append(own_data_layer(name) if name.endswith(".npz") else recipe_layer(name))
     if "--config" in arguments:
         layers.append(file_layer(Path(arguments.options["--config"])))
     flags = flag_layer(arguments.settings)

@@ -92,8 +92,8 @@ def run_demo(out: Path, *, seeds: int, workers: int, record: str | None, as_json
 
 def recorded(summary: Mapping[str, Any]) -> dict[str, Any]:
     """The summary with what it was measured on."""
-    from fastswa.layers import build_config, recipe_layer
     from fastswa.config import to_dict
+    from fastswa.layers import build_config, recipe_layer
     from fastswa.training.folder import environment
 
     configs = {recipe: to_dict(build_config(recipe_layer(recipe))) for recipe in RECIPES.values()}

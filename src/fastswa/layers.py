@@ -54,6 +54,11 @@ def recipe_layer(name: str) -> Layer:
     return _parse_toml(recipe_text(name), f"recipe {name}")
 
 
+def own_data_layer(source: str) -> Layer:
+    """What to do with a person's own data when no recipe is named."""
+    return {"data": {"source": source}, "averaging": {"swa": {"kind": "swa"}, "fast_swa": {"kind": "fast-swa"}}}
+
+
 def file_layer(path: Path) -> Layer:
     """The settings of a TOML file."""
     try:

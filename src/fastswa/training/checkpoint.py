@@ -6,6 +6,7 @@ another name, flushed to the disk and renamed. Loading one never runs code from 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -55,13 +56,16 @@ def save_checkpoint(
         (writing / "facts.json").write_text(json.dumps({**facts, "digest": digest}), "utf-8")
         for file in writing.iterdir():
             _flush(file)
-        final = folder / name
+        # An older checkpoint of the same step steps aside first: a folder cannot replace a folder.
+        final, aside = folder / name, folder / f"{_WRITING}old-{name}"
         if final.exists():
-            shutil.rmtree(final)
+            os.replace(final, aside)
         os.replace(writing, final)
         _flush(folder)
-    except OSError as error:
-        raise RunError(f"cannot write a checkpoint under {folder}: {error.strerror}.") from error
+        shutil.rmtree(aside, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"cannot write a checkpoint under {folder}: {reason}.") from error
     kept = {f"{_PREFIX}{s:09d}" for s in keep}
     for old in _folders(folder)[2:]:
         if old.name not in kept:
@@ -88,9 +92,14 @@ def load_checkpoint(folder: Path, say: Callable[[str], None], step: int | None =
     return None
 
 
-def checkpoint_steps(folder: Path) -> list[int]:
-    """The steps of the checkpoints that are there, oldest first."""
-    return sorted(int(f.name.removeprefix(_PREFIX)) for f in _folders(folder))
+def checkpoint_epochs(folder: Path) -> dict[float, int]:
+    """The epochs of the checkpoints that are there, oldest first, with their steps."""
+    found = {}
+    for candidate in reversed(_folders(folder)):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            facts = json.loads((candidate / "facts.json").read_text("utf-8"))
+            found[float(facts["epoch"])] = int(facts["step"])
+    return found
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -33,9 +33,9 @@ class Compute:
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return nullcontext()
 
-    def synchronise(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+    def facts(self) -> dict[str, str]:
+        """For the record of a run."""
+        return {"device": str(self.device), "precision": self.precision, "engine": self.engine}
 
 
 def choose_compute(config: DeviceConfig) -> Compute:

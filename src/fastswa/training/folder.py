@@ -30,20 +30,22 @@ class RunFolder:
         self.checkpoints = path / "checkpoint"
         self._metrics = path / "metrics.jsonl"
 
-    @classmethod
-    def create(cls, path: Path, config: Config) -> RunFolder:
-        """A new run folder; refuses one that already holds a run."""
-        if (path / "config.toml").exists():
+    def refuse_taken(self) -> None:
+        """Refuse a folder that already holds a run."""
+        if (self.path / "config.toml").exists():
             raise RequestError(
-                f"{path} already holds a run; continue it with `fastswa resume {path}` or choose another --out."
+                f"{self.path} already holds a run; continue it with `fastswa resume {self.path}` "
+                "or choose another --out."
             )
-        folder = cls(path)
+
+    def create(self, config: Config) -> None:
+        """Make the folder of a new run."""
+        self.refuse_taken()
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            folder._write("config.toml", to_toml(config))
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.write_config(config)
         except OSError as error:
-            raise RequestError(f"cannot write the run folder {path}: {error.strerror}.") from error
-        return folder
+            raise RequestError(f"cannot write the run folder {self.path}: {error.strerror}.") from error
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:

@@ -52,19 +52,27 @@ class Trainer:
         self.feed = Feed(config, material.plan, state.method, compute.device, compute.dtype)
         self.step = Step(state, self.feed, material.augment, material.pixels, material.labels, compute)
         self.seconds = 0.0
+        self._clock = time.monotonic()
         self._measured: dict[str, tuple[int, dict[str, dict[str, float]]]] = {}
 
     @property
     def steps_per_epoch(self) -> int:
         return self.material.plan.steps
 
+    @property
+    def total_steps(self) -> int:
+        return self.config.schedule.epochs * self.steps_per_epoch
+
+    def check(self) -> None:
+        """Probe that the method does what it declares; trips before anything is written."""
+        self.feed.load(self.state.step // self.steps_per_epoch)
+        probe(self.step)
+
     def train(self, watcher: Watcher) -> bool:
         """Train to the last epoch; False if the watcher stopped it before (the state is saved then)."""
         state, steps = self.state, self.steps_per_epoch
-        total = self.config.schedule.epochs * steps
+        total = self.total_steps
         self._clock = time.monotonic() - self.seconds
-        self.feed.load(state.step // steps, state.step % steps)
-        probe(self.step)
         launch = launcher(self.step, self.compute)
         watcher.begin(state.step, total, steps)
         while state.step < total:

@@ -11,16 +11,18 @@ from typing import Any
 
 import torch
 
-from fastswa.config import RESUMABLE, Config, to_dict
+from fastswa.config import RESUMABLE, Config, DeviceConfig, to_dict
+from fastswa.data.images import Dataset
 from fastswa.errors import RequestError
 from fastswa.layers import build_config, file_layer
 from fastswa.modelfile import load_model
-from fastswa.training.checkpoint import Checkpoint, checkpoint_steps, load_checkpoint
-from fastswa.training.device import choose_compute, settings_of
+from fastswa.training.checkpoint import Checkpoint, checkpoint_epochs, load_checkpoint
+from fastswa.training.device import Compute, choose_compute, settings_of
 from fastswa.training.folder import RunFolder
 from fastswa.training.loop import Trainer, Watcher
 from fastswa.training.setup import load_data, prepare, with_data_defaults
 from fastswa.training.state import State, build_state
+from fastswa.training.tensorboard import TensorBoardWatcher
 
 Say = Callable[[str], None]
 
@@ -50,27 +52,30 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def train_new(config: Config, out: Path, watcher: Watcher, say: Say) -> RunResult:
     """A new run in a new folder; forked from another run's state if `start.run` says so."""
+    RunFolder(out).refuse_taken()
     compute = choose_compute(config.device)
     with settings_of(compute, config.device.threads):
         dataset = load_data(config)
         config = with_data_defaults(config, dataset)
-        material = prepare(config, dataset, compute)
-        state = build_state(config, compute, material.facts, images=len(dataset.train))
-        parent = None
-        if config.start.run is not None:
-            parent = _fork(config, state, material.plan.steps, say)
-        folder = RunFolder.create(out, config)
-        folder.write_environment(
-            {
-                "device": str(compute.device),
-                "precision": compute.precision,
-                "engine": compute.engine,
-                "parent": parent,
-            }
-        )
-        trainer = Trainer(config, material, state, compute, folder, fingerprint(config))
-        finished = trainer.train(watcher)
-    return RunResult(out, folder.metrics(), finished)
+        trainer = _trainer(config, dataset, compute, RunFolder(out))
+        parent = _fork(config, trainer.state, trainer.steps_per_epoch, say) if config.start.run else None
+        trainer.check()
+        trainer.folder.create(config)
+        trainer.folder.write_environment({**compute.facts(), "parent": parent})
+        if parent is not None:
+            trainer.save()
+        finished = trainer.train(_watchers(config, watcher, out))
+    return RunResult(out, trainer.folder.metrics(), finished)
+
+
+def _trainer(config: Config, dataset: Dataset, compute: Compute, folder: RunFolder) -> Trainer:
+    material = prepare(config, dataset, compute)
+    state = build_state(config, compute, material.facts, images=len(dataset.train))
+    return Trainer(config, material, state, compute, folder, fingerprint(config))
+
+
+def _watchers(config: Config, watcher: Watcher, out: Path) -> Watcher:
+    return TensorBoardWatcher(watcher, out) if config.log.tensorboard else watcher
 
 
 def resume(path: Path, changes: Mapping[str, Any], watcher: Watcher, say: Say) -> RunResult:
@@ -91,22 +96,22 @@ def resume(path: Path, changes: Mapping[str, Any], watcher: Watcher, say: Say) -
         )
     compute = choose_compute(config.device)
     with settings_of(compute, config.device.threads):
-        dataset = load_data(config)
-        material = prepare(config, dataset, compute)
-        state = build_state(config, compute, material.facts, images=len(dataset.train))
-        trainer = Trainer(config, material, state, compute, folder, fingerprint(config))
+        trainer = _trainer(config, load_data(config), compute, folder)
+        state = trainer.state
         if checkpoint is None:
             say(f"{path} has no checkpoint yet; starting from step 0.")
-            folder.drop_metrics_after(-1)
+            if config.start.run:
+                _fork(config, state, trainer.steps_per_epoch, say)
         else:
             _restore(state, checkpoint, path)
             trainer.seconds = checkpoint.facts["seconds"]
-            folder.drop_metrics_after(state.step)
-            if state.step >= config.schedule.epochs * material.plan.steps:
-                say(f"{path} already reached epoch {state.step // material.plan.steps}; nothing to do.")
-                return RunResult(path, folder.metrics(), True)
+        folder.drop_metrics_after(state.step if checkpoint is not None else -1)
+        if state.step >= trainer.total_steps and (path / "model.safetensors").is_file():
+            say(f"{path} already reached epoch {state.step // trainer.steps_per_epoch}; nothing to do.")
+            return RunResult(path, folder.metrics(), True)
+        trainer.check()
         folder.write_config(config)
-        finished = trainer.train(watcher)
+        finished = trainer.train(_watchers(config, watcher, path))
     return RunResult(path, folder.metrics(), finished)
 
 
@@ -160,18 +165,15 @@ def _fork(config: Config, state: State, steps_per_epoch: int, say: Say) -> dict[
 
 def _step_of(folder: RunFolder, epoch_text: str, source: str) -> int:
     """The step of the checkpoint at an epoch."""
-    steps = checkpoint_steps(folder.checkpoints)
-    epochs = {}
-    for step in steps:
-        checkpoint = load_checkpoint(folder.checkpoints, lambda _: None, step)
-        if checkpoint is not None:
-            epochs[f"{checkpoint.facts['epoch']:g}"] = step
-    if epoch_text not in epochs:
+    epochs = checkpoint_epochs(folder.checkpoints)
+    try:
+        return epochs[float(epoch_text)]
+    except (KeyError, ValueError) as error:
+        there = ", ".join(f"{epoch:g}" for epoch in epochs) or "none"
         raise RequestError(
-            f"{source} keeps no checkpoint of epoch {epoch_text} (there are: {', '.join(epochs) or 'none'}); "
+            f"{source} keeps no checkpoint of epoch {epoch_text} (there are: {there}); "
             "checkpoint.keep names the epochs to keep."
-        )
-    return epochs[epoch_text]
+        ) from error
 
 
 def parent_layer(run: str) -> dict[str, Any]:
@@ -184,8 +186,7 @@ def parent_layer(run: str) -> dict[str, Any]:
 def evaluate_run(path: Path, device: str = "auto") -> dict[str, dict[str, dict[str, float]]]:
     """Figures of every network that a finished run holds: by set of images, network and figure."""
     folder = RunFolder.open(path)
-    config = folder.config()
-    config = config.model_copy(update={"device": config.device.model_copy(update={"name": device})})
+    config = folder.config().model_copy(update={"device": DeviceConfig(name=device)})
     files = sorted((path / "models").glob("*.safetensors"))
     if not files:
         raise RequestError(f"{path} holds no models yet; finish it with `fastswa resume {path}`.")

@@ -40,7 +40,7 @@ def with_data_defaults(config: Config, dataset: Dataset) -> Config:
     if config.split.validation is not None:
         return config
     validation = 0
-    if config.data.source not in SOURCES and dataset.test is None:
+    if config.data.source not in SOURCES:
         known = int((dataset.train.labels != UNLABELLED).sum())
         labels = known if config.split.labels is None else config.split.labels
         validation = min(max(labels // 5, 1), max(known - labels, 0) or known // 5)

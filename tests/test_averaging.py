@@ -1,0 +1,472 @@
+"""Averages and fresh batch-norm statistics, with torch.optim.swa_utils as the oracle."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fastswa
+from fastswa.averaging import AveragedWeights, frozen_statistics, refresh_batch_norm, unwrap
+from fastswa.layers import build_config
+
+
+class Normed(nn.Module):
+    """Weight-normalised convolution, batch norm, dropout, linear."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.conv = weight_norm(nn.Conv2d(2, 4, 3))
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(dropout)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(torch.relu(self.norm(self.conv(x)))).mean(dim=(2, 3)))
+
+
+def network(seed: int = 0, dtype: torch.dtype = torch.float64) -> Normed:
+    torch.manual_seed(seed)
+    return Normed().to(dtype)
+
+
+def images(count: int, size: int = 5, seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Batches of different sizes, means and spreads."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(3 + i % 3, 2, size, size, generator=generator, dtype=dtype) * (1 + i) + i for i in range(count)]
+
+
+@torch.no_grad()
+def wander(model: nn.Module, step: int) -> None:
+    """Give the model other weights, as a training step would."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    for parameter in model.parameters():
+        parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.dtype))
+
+
+def same_parameters(ours: nn.Module, theirs: nn.Module, tolerance: float = 1e-12) -> bool:
+    pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
+    return all(torch.allclose(a.double(), b.double(), rtol=0, atol=tolerance) for a, b in pairs)
+
+
+def due_epochs(average: AveragedWeights, epochs: list[float]) -> list[float]:
+    return [epoch for epoch in epochs if average.update(epoch)]
+
+
+def test_mean_equals_torchs_averaged_model() -> None:
+    model = network()
+    ours, theirs = AveragedWeights(model), AveragedModel(model)
+    for epoch in range(25):
+        wander(model, epoch)
+        assert ours.update(epoch)
+        theirs.update_parameters(model)
+        assert same_parameters(ours.module, theirs.module)
+    assert ours.count == 25
+    assert not same_parameters(ours.module, model, 1e-2)
+
+
+def test_exponential_average_equals_torchs_where_the_warm_up_is_over_at_once() -> None:
+    # max(1 / (n + 1), 1 - 0.5) is 1, 1/2, 1/2, ...: a copy, then decay 0.5, as torch starts too.
+    model = network()
+    ours = AveragedWeights(model, every=0, decay=0.5)
+    theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    for step in range(20):
+        wander(model, step)
+        ours.update(step)
+        theirs.update_parameters(model)
+        assert same_parameters(ours.module, theirs.module)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.8, 0.97])
+def test_exponential_average_warms_up_as_a_plain_mean(decay: float) -> None:
+    def rule(average: Tensor, current: Tensor, count: int | Tensor) -> Tensor:
+        return average + max(1 / (int(count) + 1), 1 - decay) * (current - average)
+
+    model = network()
+    ours = AveragedWeights(model, every=0, decay=decay)
+    theirs = AveragedModel(model, avg_fn=rule)
+    plain = AveragedModel(model)
+    for step in range(45):
+        wander(model, step)
+        ours.update(step)
+        theirs.update_parameters(model)
+        plain.update_parameters(model)
+        assert same_parameters(ours.module, theirs.module)
+        if step + 1 <= 1 / (1 - decay):
+            assert same_parameters(ours.module, plain.module)
+
+
+def test_average_of_a_scalar_has_its_closed_form() -> None:
+    model = nn.Linear(1, 1, bias=False).double()
+    mean, moving = AveragedWeights(model, every=0), AveragedWeights(model, every=0, decay=0.75)
+    for value in (1.0, 2.0, 3.0, 4.0, 8.0, 16.0):
+        nn.init.constant_(model.weight, value)
+        mean.update()
+        moving.update()
+    assert mean.module.weight.item() == pytest.approx(34 / 6)
+    assert moving.module.weight.item() == pytest.approx((2.5 * 0.75 + 8 * 0.25) * 0.75 + 16 * 0.25)
+
+
+def test_gain_and_direction_of_a_weight_norm_are_averaged_each() -> None:
+    model = weight_norm(nn.Linear(2, 1, bias=False))
+    average = AveragedWeights(model)
+    gain, direction = model.parametrizations.weight.original0, model.parametrizations.weight.original1
+    for epoch, (g, v) in enumerate([(5.0, (3.0, 4.0)), (1.0, (0.0, 8.0))]):
+        nn.init.constant_(gain, g)
+        with torch.no_grad():
+            direction.copy_(torch.tensor([v]))
+        average.update(epoch)
+    # Gain 3, direction (1.5, 6): the weight is 3 (1.5, 6) / |(1.5, 6)|, not the mean of the two weights.
+    length = (1.5**2 + 6**2) ** 0.5
+    assert average.module.weight.flatten().tolist() == pytest.approx([4.5 / length, 18 / length])
+
+
+def test_average_has_no_gradients_and_leaves_the_model_alone() -> None:
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    average = AveragedWeights(model)
+    average.update(0)
+    average.refresh(images(2))
+    assert all(not p.requires_grad for p in average.module.parameters())
+    assert all(p.requires_grad for p in model.parameters())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_buffers_follow_the_model_at_each_update() -> None:
+    model = network()
+    average = AveragedWeights(model, start=1)
+    model(images(1)[0])
+    average.update(0)
+    assert average.module.norm.num_batches_tracked == 0
+    average.update(1)
+    assert average.module.norm.num_batches_tracked == 1
+    assert torch.equal(average.module.norm.running_mean, model.norm.running_mean)
+    assert average.module.norm.running_mean is not model.norm.running_mean
+
+
+def test_due_at_whole_epochs() -> None:
+    average = AveragedWeights(nn.Linear(1, 1), start=150, every=3)
+    assert due_epochs(average, list(range(163))) == [150, 153, 156, 159, 162]
+    assert average.count == 5
+
+
+def test_due_asks_without_changing_anything() -> None:
+    average = AveragedWeights(nn.Linear(1, 1), start=4, every=2)
+    assert [average.due(epoch) for epoch in (3, 3.999, 4, 5, 6)] == [False, False, True, True, True]
+    assert average.count == 0
+    assert average.update(4)
+    assert [average.due(epoch) for epoch in (4, 5.99, 6)] == [False, False, True]
+
+
+def test_due_after_each_step_of_a_fractional_epoch() -> None:
+    average = AveragedWeights(nn.Linear(1, 1), start=150, every=3)
+    steps = 920
+    assert due_epochs(average, [step / steps for step in range(149 * steps, 157 * steps)]) == [150, 153, 156]
+
+
+@pytest.mark.parametrize("steps", [4, 8, 12, 100, 920])
+def test_a_quarter_epoch_is_due_four_times_an_epoch(steps: int) -> None:
+    average = AveragedWeights(nn.Linear(1, 1), start=2, every=1 / 4)
+    found = due_epochs(average, [step / steps for step in range(4 * steps + 1)])
+    assert found == [2 + quarter / 4 for quarter in range(9)]
+
+
+def test_a_quarter_epoch_between_steps_is_due_at_the_next_step() -> None:
+    average = AveragedWeights(nn.Linear(1, 1), start=1, every=1 / 4)
+    assert due_epochs(average, [step / 10 for step in range(21)]) == [1.0, 1.3, 1.5, 1.8, 2.0]
+
+
+@pytest.mark.parametrize("steps", [3, 7, 49, 391, 500, 920])
+def test_one_step_as_the_interval_is_due_at_every_step(steps: int) -> None:
+    average = AveragedWeights(nn.Linear(1, 1), start=10, every=1 / steps)
+    assert len(due_epochs(average, [step / steps for step in range(12 * steps + 1)])) == 2 * steps + 1
+
+
+def test_interval_of_zero_averages_at_each_call_from_the_start() -> None:
+    average = AveragedWeights(nn.Linear(1, 1), start=2, every=0)
+    assert due_epochs(average, [0, 1, 1.9, 2, 2, 2.1, 7]) == [2, 2, 2.1, 7]
+
+
+def test_skipped_epochs_count_once_and_keep_the_grid() -> None:
+    average = AveragedWeights(nn.Linear(1, 1), start=10, every=5)
+    assert due_epochs(average, [0, 12, 13, 14, 15, 31, 34, 35, 36]) == [12, 15, 31, 35]
+
+
+def test_update_without_an_epoch_always_averages() -> None:
+    average = AveragedWeights(nn.Linear(1, 1), start=100)
+    assert average.update()
+    assert average.update()
+    assert average.count == 2
+    assert not average.update(99)
+
+
+@pytest.mark.parametrize(
+    ("preset", "name", "epoch", "count"),
+    [
+        ("short", "fast_swa", 180, 11),
+        ("short", "fast_swa", 240, 31),
+        ("short", "swa", 180, 1),
+        ("short", "swa", 240, 3),
+        ("long", "fast_swa", 1500, 11),
+        ("long", "fast_swa", 1700, 21),
+        ("long", "swa", 1700, 2),
+    ],
+)
+def test_papers_counts_of_averaged_models(preset: str, name: str, epoch: int, count: int) -> None:
+    settings = {"swa": {"kind": "swa"}, "fast_swa": {"kind": "fast-swa"}}
+    config = build_config({"schedule": {"preset": preset}, "averaging": settings}).averaging[name]
+    assert config.start is not None
+    assert config.every is not None
+    average = AveragedWeights(nn.Linear(1, 1), start=config.start, every=config.every)
+    for step in range(1, 4 * epoch + 1):
+        average.update(step / 4)
+    assert average.count == count
+
+
+@pytest.mark.parametrize("arguments", [{"every": -1}, {"decay": 1.0}, {"decay": -0.1}])
+def test_bad_arguments_are_refused(arguments: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="every must be at least 0 and decay in"):
+        AveragedWeights(nn.Linear(1, 1), **arguments)
+
+
+def test_reachable_from_the_package() -> None:
+    assert fastswa.AveragedWeights is AveragedWeights
+    assert fastswa.refresh_batch_norm is refresh_batch_norm
+
+
+@pytest.mark.parametrize("wrap", ["compile", "parallel", "both"])
+def test_wrapped_models_are_averaged_under_their_plain_names(wrap: str) -> None:
+    plain = network(dtype=torch.float32)
+    model: Any = plain
+    if wrap != "compile":
+        model = nn.DataParallel(model)
+    if wrap != "parallel":
+        model = torch.compile(model, backend="eager")
+    assert unwrap(model) is plain
+    ours, theirs = AveragedWeights(model), AveragedModel(plain)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch, batch in enumerate(images(6, dtype=torch.float32)):
+        optimizer.zero_grad()
+        model(batch).square().sum().backward()
+        optimizer.step()
+        assert ours.update(epoch)
+        theirs.update_parameters(plain)
+        ours.module(batch)
+    assert same_parameters(ours.module, theirs.module, 1e-5)
+    assert not same_parameters(ours.module, plain, 1e-3)
+    assert ours.state_dict()["parameters"].keys() == dict(Normed().named_parameters()).keys()
+    assert ours.module.state_dict().keys() == Normed().state_dict().keys()
+
+
+def test_bf16_mean_keeps_moving_past_256_updates() -> None:
+    model = nn.Linear(4, 4, bias=False).bfloat16()
+    average = AveragedWeights(model, every=0)
+    for value, times in ((1.0, 400), (2.0, 400)):
+        nn.init.constant_(model.weight, value)
+        for _ in range(times):
+            average.update()
+    assert average.state_dict()["parameters"]["weight"].dtype == torch.float32
+    assert average.state_dict()["parameters"]["weight"].flatten().tolist() == pytest.approx([1.5] * 16, abs=1e-5)
+    assert average.module.weight.dtype == torch.bfloat16
+    assert average.module.weight.flatten().tolist() == [1.5] * 16
+
+
+def test_bf16_module_is_current_after_every_update() -> None:
+    model = nn.Linear(1, 1, bias=False).bfloat16()
+    average = AveragedWeights(model, every=0)
+    for value, mean in ((1.0, 1.0), (3.0, 2.0), (8.0, 4.0)):
+        nn.init.constant_(model.weight, value)
+        average.update()
+        assert average.module.weight.item() == mean
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_state_goes_round_and_training_goes_on_the_same(dtype: torch.dtype) -> None:
+    model = network(dtype=dtype)
+    average = AveragedWeights(model, start=2, every=2)
+    for epoch in range(7):
+        wander(model, epoch)
+        average.update(epoch)
+    average.refresh(images(3, dtype=dtype))
+    file = io.BytesIO()
+    torch.save({"average": average.state_dict(), "model": model.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file)
+
+    other = network(seed=1, dtype=dtype)
+    resumed = AveragedWeights(other, start=2, every=2)
+    other.load_state_dict(saved["model"])
+    resumed.load_state_dict(saved["average"])
+    assert resumed.count == average.count == 3
+    for name, tensor in average.module.state_dict().items():
+        assert torch.equal(resumed.module.state_dict()[name], tensor)
+    assert not resumed.update(7)
+    for epoch in (7, 8, 9, 10):
+        for each in (model, other):
+            wander(each, epoch)
+        assert average.update(epoch) == resumed.update(epoch) == (epoch % 2 == 0)
+    assert same_parameters(resumed.module, average.module, 0.0)
+
+
+def test_state_of_another_model_is_refused() -> None:
+    average = AveragedWeights(network())
+    with pytest.raises(ValueError, match=r"the state is of another model: parameters .*conv"):
+        average.load_state_dict(AveragedWeights(nn.Linear(4, 3)).state_dict())
+
+
+class Synchronised(AssertionError):
+    """A value was read from the device."""
+
+
+class _NoScalars(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise Synchronised(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def no_host_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails whatever reads a tensor's value on the host, from Python or from within an operator."""
+
+    def refuse(*arguments: Any) -> Any:
+        raise Synchronised("a tensor was read on the host")
+
+    names = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__")
+    with monkeypatch.context() as patch, _NoScalars():
+        for name in names:
+            patch.setattr(Tensor, name, refuse)
+        yield
+
+
+def test_guard_against_host_reads_trips_on_torchs_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    average = AveragedModel(model)
+    with pytest.raises(Synchronised), no_host_reads(monkeypatch):
+        average.update_parameters(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("decay", [None, 0.9])
+def test_update_reads_nothing_on_the_host(
+    dtype: torch.dtype, decay: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = network(dtype=dtype)
+    average = AveragedWeights(model, start=1, every=0.5, decay=decay)
+    with no_host_reads(monkeypatch):
+        assert [average.update(step / 4) for step in range(9)] == [False] * 4 + [True, False, True, False, True]
+
+
+def test_refresh_reads_nothing_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batches = network(), images(3)
+    with no_host_reads(monkeypatch):
+        refresh_batch_norm(model, batches)
+
+
+def test_refresh_equals_torchs_update_bn() -> None:
+    ours, theirs = network(), network()
+    ours(images(1, seed=9)[0])
+    batches = images(7)
+    refresh_batch_norm(ours, batches)
+    update_bn(batches, theirs)
+    assert torch.allclose(ours.norm.running_mean, theirs.norm.running_mean, rtol=1e-12)
+    assert torch.allclose(ours.norm.running_var, theirs.norm.running_var, rtol=1e-12)
+    assert ours.norm.num_batches_tracked == theirs.norm.num_batches_tracked == 7
+
+
+def test_refresh_is_the_mean_of_the_batches_statistics() -> None:
+    model, batches = network(), images(4)
+    refresh_batch_norm(model, batches)
+    outputs = [model.conv(batch).detach() for batch in batches]
+    mean = sum(output.mean(dim=(0, 2, 3)) for output in outputs) / 4
+    variance = sum(output.var(dim=(0, 2, 3), unbiased=True) for output in outputs) / 4
+    assert torch.allclose(model.norm.running_mean, mean, rtol=1e-12)
+    assert torch.allclose(model.norm.running_var, variance, rtol=1e-12)
+
+
+def test_refresh_of_an_average_equals_torchs_on_its_own() -> None:
+    model = network()
+    ours, theirs = AveragedWeights(model), AveragedModel(model)
+    for epoch in range(3):
+        wander(model, epoch)
+        ours.update(epoch)
+        theirs.update_parameters(model)
+    ours.refresh(images(5))
+    update_bn(images(5), theirs)
+    theirs.eval()
+    ours.module.eval()
+    batch = images(1, seed=3)[0]
+    assert torch.allclose(ours.module(batch), theirs(batch), rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_refresh_takes_the_images_of_pairs(kind: type) -> None:
+    plain, paired = network(), network()
+    refresh_batch_norm(plain, images(3))
+    refresh_batch_norm(paired, (kind((batch, torch.zeros(len(batch)))) for batch in images(3)))
+    assert torch.equal(plain.norm.running_var, paired.norm.running_var)
+
+
+def test_refresh_by_a_forward_of_ones_own() -> None:
+    plain, keyed = network(), network()
+    refresh_batch_norm(plain, images(3))
+    refresh_batch_norm(keyed, [{"x": batch} for batch in images(3)], lambda model, batch: model(batch["x"]))
+    assert torch.equal(plain.norm.running_mean, keyed.norm.running_mean)
+
+
+def test_refresh_restores_modes_and_momenta_even_if_a_batch_fails() -> None:
+    model = nn.Sequential(Normed().double(), nn.BatchNorm1d(3, momentum=None).double())
+    model.eval()
+    model[0].drop.train()
+    modes = [module.training for module in model.modules()]
+    refresh_batch_norm(model, images(2))
+    assert [module.training for module in model.modules()] == modes
+    assert (model[0].norm.momentum, model[1].momentum) == (0.1, None)
+    with pytest.raises(RuntimeError):
+        refresh_batch_norm(model, [images(1)[0], torch.zeros(1)])
+    assert [module.training for module in model.modules()] == modes
+    assert (model[0].norm.momentum, model[1].momentum) == (0.1, None)
+
+
+def test_refresh_runs_dropout_in_training_mode() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(1, dtype=torch.float64)).eval()
+    refresh_batch_norm(model, [torch.ones(4000, 1, dtype=torch.float64)])
+    # Ones become 0 or 2: mean 1, variance 1. Without dropout the variance would be 0.
+    assert model[1].running_var.item() == pytest.approx(1.0, abs=0.1)
+
+
+def test_refresh_without_batch_norm_draws_no_batch() -> None:
+    drawn = []
+    refresh_batch_norm(nn.Linear(1, 1), (drawn.append(1) for _ in range(3)))
+    assert drawn == []
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_frozen_statistics_leaves_running_statistics_and_the_result(training: bool) -> None:
+    model, batch = network(), images(2)[1]
+    model(images(1, seed=5)[0])
+    model.train(training)
+    before = copy.deepcopy(model.state_dict())
+    with frozen_statistics(model):
+        frozen = model(batch)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert torch.equal(frozen, model(batch))
+    moved = not torch.equal(before["norm.running_mean"], model.norm.running_mean)
+    assert moved == training
+
+
+def test_frozen_statistics_ends_with_its_block_even_if_that_fails() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2, track_running_stats=False))
+    with pytest.raises(ZeroDivisionError), frozen_statistics(model):
+        _ = 1 / 0
+    assert [norm.track_running_stats for norm in model] == [True, False]
