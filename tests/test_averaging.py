@@ -191,6 +191,11 @@ def test_one_step_as_the_interval_is_due_at_every_step(steps: int) -> None:
     assert len(due_epochs(average, [step / steps for step in range(12 * steps + 1)])) == 2 * steps + 1
 
 
+def test_rounding_of_a_fractional_start_does_not_delay_it() -> None:
+    average = AveragedWeights(nn.Linear(1, 1), start=0.1 * 3, every=1)
+    assert due_epochs(average, [step / 10 for step in range(15)]) == [0.3, 1.3]
+
+
 def test_interval_of_zero_averages_at_each_call_from_the_start() -> None:
     average = AveragedWeights(nn.Linear(1, 1), start=2, every=0)
     assert due_epochs(average, [0, 1, 1.9, 2, 2, 2.1, 7]) == [2, 2, 2.1, 7]
@@ -440,9 +445,10 @@ def test_refresh_restores_modes_and_momenta_even_if_a_batch_fails() -> None:
 def test_refresh_runs_dropout_in_training_mode() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(1, dtype=torch.float64)).eval()
-    refresh_batch_norm(model, [torch.ones(4000, 1, dtype=torch.float64)])
-    # Ones become 0 or 2: mean 1, variance 1. Without dropout the variance would be 0.
-    assert model[1].running_var.item() == pytest.approx(1.0, abs=0.1)
+    refresh_batch_norm(model, [torch.full((4000, 1), 3.0, dtype=torch.float64)])
+    # Threes become 0 or 6: mean 3, variance 9. Without dropout the variance would be 0.
+    assert model[1].running_mean.item() == pytest.approx(3.0, abs=0.2)
+    assert model[1].running_var.item() == pytest.approx(9.0, abs=0.5)
 
 
 def test_refresh_without_batch_norm_draws_no_batch() -> None:

@@ -45,7 +45,7 @@ def reference_bits(words: tuple[int, int], name: str, position: int) -> int:
     """One element of `Noise.bits` as an unsigned 32-bit integer."""
     purpose = splitmix64(fnv1a(name))
     key = (words[1] ^ splitmix64((purpose + 1) & MASK64)) & MASK32
-    x = (position * (purpose >> 32 | 1) + (words[0] ^ purpose & MASK32)) & MASK32
+    x = (position + (words[0] ^ purpose & MASK32)) * (purpose >> 32 | 1) & MASK32
     x = (x ^ x >> 16) * 0x7FEB352D & MASK32
     x ^= key
     x = (x ^ x >> 16) * 0x21F0AAAD & MASK32
@@ -286,6 +286,7 @@ def test_compiled_draws_equal_eager_ones() -> None:
         noise = Noise(words).scope("student")
         return (
             noise.bits("bits", (3, 1001)),
+            noise.bits("image", (4, 32, 16, 16)),
             noise.uniform("uniform", (1000,)),
             noise.integers("integers", (2, 500, 1), -4, 4),
             noise.dropout("dropout", x, 0.3),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastswa.config import Config, resolved, to_dict
+from fastswa.config import Config, to_dict
 from fastswa.layers import build_config, merge, recipe_layer
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def fit(
     """
     from fastswa.training.run import train_new
 
-    base = to_dict(resolved(recipe)) if isinstance(recipe, Config) else recipe_layer(recipe)
+    base = to_dict(recipe) if isinstance(recipe, Config) else recipe_layer(recipe)
     extra: dict[str, Any] = {} if seed is None else {"seed": seed}
     return train_new(build_config(base, merge(settings or {}, extra)), Path(out), _Quiet(), _warn)
 

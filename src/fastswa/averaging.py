@@ -29,6 +29,11 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
 
 
+def canonical(name: str) -> str:
+    """A tensor's name without the wrappers of compiled submodules."""
+    return name.replace("_orig_mod.", "")
+
+
 class AveragedWeights:
     """A running average of a model's parameters, taken when due.
 
@@ -43,7 +48,7 @@ class AveragedWeights:
     """
 
     def __init__(self, model: nn.Module, *, start: float = 0.0, every: float = 1.0, decay: float | None = None) -> None:
-        if every < 0 or (decay is not None and not 0 <= decay < 1):
+        if not every >= 0 or start != start or (decay is not None and not 0 <= decay < 1):
             raise ValueError(f"every must be at least 0 and decay in [0, 1), not {every} and {decay}.")
         self._source = unwrap(model)
         self.start, self.every, self.decay = float(start), float(every), decay
@@ -103,12 +108,12 @@ class AveragedWeights:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resume needs, under the plain model's names."""
-        names = [name for name, _ in self._module.named_parameters()]
+        names = [canonical(name) for name, _ in self._module.named_parameters()]
         return {
             "count": self.count,
             "last_due": self.last_due,
             "parameters": dict(zip(names, self._means, strict=True)),
-            "buffers": dict(self._module.named_buffers()),
+            "buffers": {canonical(name): buffer for name, buffer in self._module.named_buffers()},
         }
 
     @torch.no_grad()
@@ -118,6 +123,10 @@ class AveragedWeights:
             if own[part].keys() != state[part].keys():
                 odd = sorted(own[part].keys() ^ state[part].keys())
                 raise ValueError(f"the state is of another model: {part} {', '.join(odd[:3])} do not match.")
+            for name, tensor in own[part].items():
+                if tensor.shape != state[part][name].shape:
+                    raise ValueError(f"the state is of another model: {name} has another shape.")
+        for part in ("parameters", "buffers"):
             for name, tensor in own[part].items():
                 tensor.copy_(state[part][name])
         self.count, self.last_due = int(state["count"]), int(state["last_due"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -76,8 +77,8 @@ class Arguments:
 
     def whole(self, option: str, default: int) -> int:
         """A whole number above zero given with an option."""
-        value = self.number(option, default)
-        if value != int(value):
+        value = float(self.number(option, default))
+        if not value.is_integer():
             raise RequestError(f"{option}: '{self.options[option]}' is not a whole number.")
         return int(value)
 
@@ -96,12 +97,13 @@ def _train(arguments: Arguments) -> int:
     if "--config" in arguments:
         layers.append(file_layer(Path(arguments.options["--config"])))
     flags = flag_layer(arguments.settings)
-    if not layers and "start" not in flags:
-        raise RequestError("name a recipe (`fastswa recipes` lists them), or give --config FILE or --from RUN.")
     if not layers:
+        parent = flags.get("start", {}).get("run")
+        if parent is None:
+            raise RequestError("name a recipe (`fastswa recipes` lists them), or give --config FILE or --from RUN.")
         from fastswa.training.run import parent_layer
 
-        layers.append(parent_layer(flags["start"]["run"]))
+        layers.append(parent_layer(parent))
     config = build_config(*layers, flags)
     if "--print-config" in arguments:
         print(to_toml(config), end="")
@@ -265,7 +267,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
-        return _dispatch(words)
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
     except FastswaError as error:
         if debug:
             raise
@@ -275,12 +279,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("fastswa: interrupted.", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        sys.stderr.close()
+        # Nobody reads any more; what is still buffered must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
         if debug:
             raise
-        print(f"fastswa: failed: {type(error).__name__}: {error} (--debug shows where).", file=sys.stderr)
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"fastswa: failed: {reason} (--debug shows where).", file=sys.stderr)
         return 1
 
 

@@ -33,7 +33,9 @@ class SplitConfig(Section):
     unlabelled: NonNegative | None = Field(None, description="at most this many unlabelled images")
     validation: NonNegative | None = Field(None, description="labelled training images held out for choosing")
     seed: NonNegative | None = Field(None, description="chooses the labelled images; follows seed")
-    file: str | None = Field(None, description="a text file of labelled image numbers, one a line")
+    file: str | None = Field(
+        None, description="a text file of labelled image numbers, one a line, instead of split.labels"
+    )
 
 
 class BatchConfig(Section):

@@ -91,11 +91,11 @@ def flag_layer(arguments: Sequence[str]) -> Layer:
         if not equals:
             if kind is bool and (not rest or rest[0].lower() not in ("true", "false")):
                 value = "true"
-            elif not rest:
+            elif not rest or rest[0].startswith("--"):
                 raise RequestError(f"{token} needs a value.")
             else:
                 value = rest.pop(0)
-        _insert(layer, path, value.split(",") if kind is tuple and value else value)
+        _insert(layer, path, [part for part in value.split(",") if part] if kind is tuple else value)
     return layer
 
 
@@ -148,7 +148,7 @@ def _expand_preset(layer: Layer) -> Layer:
     if not isinstance(schedule, dict) or "preset" not in schedule:
         return layer
     preset = schedule["preset"]
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         raise RequestError(f"schedule.preset: unknown preset '{preset}'; {nearest(str(preset), PRESETS)}")
     others = {key: value for key, value in schedule.items() if key != "preset"}
     return {**layer, "schedule": {**PRESETS[preset], **others}}

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fastswa import models
-from fastswa.averaging import unwrap
+from fastswa.averaging import canonical, unwrap
 from fastswa.data.augment import Augment
 from fastswa.errors import RequestError
 from fastswa.evaluate import evaluating
@@ -51,7 +51,10 @@ class ModelFacts:
 
 def save_model(path: Path, network: nn.Module, facts: ModelFacts) -> None:
     """Write a network's weights under their plain names, as a whole."""
-    tensors = {name: t.detach().cpu().contiguous().clone() for name, t in unwrap(network).state_dict().items()}
+    tensors = {
+        canonical(name): tensor.detach().cpu().contiguous().clone()
+        for name, tensor in unwrap(network).state_dict().items()
+    }
     temporary = path.with_name(f".{path.name}.writing")
     save_file(tensors, temporary, metadata={"fastswa": json.dumps(asdict(facts))})
     os.replace(temporary, path)
@@ -78,14 +81,14 @@ def _read(path: Path) -> tuple[ModelFacts, dict[str, Tensor]]:
         with safe_open(path, "pt") as stream:
             metadata = stream.metadata() or {}
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
-        plain = json.loads(metadata["fastswa"])
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError) as error:
         raise RequestError(f"{path} is not a whole safetensors file.") from error
-    except KeyError as error:
-        raise RequestError(f"{path} was not written by fastswa: its metadata are missing.") from error
-    for name in ("classes", "shape", "mean", "std"):
-        plain[name] = tuple(plain[name])
-    return ModelFacts(**plain), tensors
+    try:
+        plain = json.loads(metadata["fastswa"])
+        lists = {name: tuple(plain[name]) for name in ("classes", "shape", "mean", "std")}
+        return ModelFacts(**{**plain, **lists}), tensors
+    except (KeyError, TypeError, ValueError) as error:
+        raise RequestError(f"{path} was not written by this fastswa: its metadata say nothing of a network.") from error
 
 
 @dataclass(frozen=True)

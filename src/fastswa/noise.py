@@ -94,7 +94,7 @@ class Noise:
         return x.reshape(tuple(shape))
 
     def uniform(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-        """Uniform in [0, 1): multiples of 2^-24."""
+        """Uniform in [0, 1): multiples of 2^-24, as float32 or float64."""
         return _shift(self.bits(name, shape), 8).to(dtype) * 2.0**-24
 
     def normal(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:

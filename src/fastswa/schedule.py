@@ -48,7 +48,7 @@ class CyclicCosine:
         cycle: float = 0.0,
     ) -> None:
         period = length if period is None else period
-        if not length > 0 or period < length or not 0 <= cycle <= length:
+        if not (0 < length <= period < math.inf and 0 <= cycle <= length):
             raise ValueError(
                 f"CyclicCosine needs 0 < length <= period and 0 <= cycle <= length, "
                 f"not length={length}, period={period}, cycle={cycle}."

@@ -88,9 +88,9 @@ def expected_losses(batch: Batch, student: Toy, epsilon: float) -> tuple[float, 
 
 
 @pytest.mark.parametrize("heads", [1, 2])
-def test_losses_after_many_iterations_are_those_of_the_leading_eigenvector(heads: int) -> None:
+def test_losses_after_twenty_iterations_are_those_of_the_leading_eigenvector(heads: int) -> None:
     student, batch = Toy(4, heads=heads), make_batch(weight=3.0, seed=2)
-    method = make_method("vat", epsilon=0.7, xi=1e-5, power_iterations=200)
+    method = make_method("vat", epsilon=0.7, xi=1e-5, power_iterations=20)
     terms = method.losses(batch, student, None)
     classification, divergence, moved = expected_losses(batch, student, 0.7)
     assert terms["classification"].item() == pytest.approx(classification, rel=1e-12)
@@ -134,7 +134,7 @@ def test_gradient_treats_clean_prediction_and_direction_as_fixed() -> None:
 
 @pytest.mark.parametrize("iterations", [1, 3])
 def test_all_passes_share_one_view_and_one_noise(iterations: int) -> None:
-    student, batch = Toy(dropout=0.5), make_batch()
+    student, batch = Toy(dropout=0.2), make_batch()
     make_method("vat", power_iterations=iterations).losses(batch, student, None)
     assert len({noise for noise, _ in student.calls}) == 1
     x = batch.view("student")

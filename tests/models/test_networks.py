@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastswa.averaging import frozen_statistics
 from fastswa.models.cnn13 import CNN13
 from fastswa.models.network import Dropout
 from fastswa.models.small import SmallCNN
@@ -132,6 +135,68 @@ def test_small_network_is_four_convolutions_and_one_pooling() -> None:
     assert torch.allclose(output.logits, first, rtol=1e-9)
     assert torch.allclose(output.consistency, second, rtol=1e-9)
     assert state["block2.1.conv.weight"].shape == (8, 8, 3, 3)
+
+
+def trained_layer(x: Tensor, state: dict[str, Tensor], name: str, padding: int) -> Tensor:
+    """The same layer in training mode: torch's batch norm of the whole convolution, statistics updated in `state`."""
+    x = F.conv2d(x, weight_of(state, f"{name}.conv"), state.get(f"{name}.conv.bias"), padding=padding)
+    mean, var, gain, shift = (state[f"{name}.norm.{key}"] for key in ("running_mean", "running_var", "weight", "bias"))
+    return F.leaky_relu(F.batch_norm(x, mean, var, gain, shift, training=True, momentum=0.1), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "blocks", "paddings"),
+    [
+        (lambda: CNN13(channels=1, classes=2, heads=2, dropout=0.0), 3, (1, 1, 1, 1, 1, 1, 0, 0, 0)),
+        (lambda: SmallCNN(channels=1, classes=2, heads=2, width=4, dropout=0.0), 2, (1, 1, 1, 1)),
+    ],
+    ids=["cnn13", "small"],
+)
+def test_training_pass_equals_torchs_batch_norm_in_value_gradient_and_statistics(
+    make: Callable[[], nn.Module], blocks: int, paddings: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    network = make().double().train()
+    unsettle(network)
+    parameters = dict(network.named_parameters())
+    state = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+    for name in parameters:
+        state[name].requires_grad_()
+    for batch in torch.randn(2, 3, 1, 12, 12, dtype=torch.float64):
+        output = network(batch)
+        x = batch
+        for index, padding in enumerate(paddings):
+            block, place = divmod(index, len(paddings) // blocks)
+            x = F.max_pool2d(x, 2) if place == 0 and block > 0 else x
+            x = trained_layer(x, state, f"block{block + 1}.{place}", padding)
+        first, second = heads(x.mean(dim=(2, 3)), state)
+        assert torch.allclose(output.logits, first, rtol=1e-8, atol=1e-10)
+        assert torch.allclose(output.consistency, second, rtol=1e-8, atol=1e-10)
+        ours = torch.autograd.grad(
+            output.logits.square().sum() + output.consistency.sum(),
+            list(parameters.values()),
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        theirs = torch.autograd.grad(first.square().sum() + second.sum(), [state[name] for name in parameters])
+        for name, a, b in zip(parameters, ours, theirs, strict=True):
+            assert torch.allclose(a, b, rtol=1e-6, atol=1e-8), name
+    for name, buffer in network.named_buffers():
+        if "running" in name:
+            assert torch.allclose(buffer, state[name], rtol=1e-10), name
+
+
+@pytest.mark.parametrize("make", [CNN13, SmallCNN])
+def test_frozen_statistics_changes_no_value_of_a_training_pass(make: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    network = make(channels=1, classes=2).double().train()
+    x = torch.randn(3, 1, 12, 12, dtype=torch.float64)
+    before = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    with frozen_statistics(network):
+        frozen = network(x, noise_of()).logits
+    assert all(torch.equal(before[name], buffer) for name, buffer in network.named_buffers())
+    assert torch.allclose(frozen, network(x, noise_of()).logits, rtol=1e-12)
+    assert not any(torch.equal(before[name], b) for name, b in network.named_buffers() if "running" in name)
 
 
 NETWORKS = [SmallCNN(channels=1, classes=3, width=4), CNN13(channels=1, classes=3)]

@@ -156,6 +156,13 @@ def test_block_in_training_mixes_by_the_noises_numbers() -> None:
         noise_of().uniform(f"block2/{side}", (4, 1, 1, 1), torch.float64) for side in ("forward", "backward")
     )
     out = block(x, noise_of())
+    for name in ("branch1", "branch2"):
+        convolved = F.conv2d(F.relu(x), state[f"{name}.conv1.weight"], padding=1)
+        norm = getattr(block, name).norm1
+        mean = 0.9 * state[f"{name}.norm1.running_mean"] + 0.1 * convolved.mean(dim=(0, 2, 3))
+        variance = 0.9 * state[f"{name}.norm1.running_var"] + 0.1 * convolved.var(dim=(0, 2, 3))
+        assert torch.allclose(norm.running_mean, mean, rtol=1e-10)
+        assert torch.allclose(norm.running_var, variance, rtol=1e-10)
     assert torch.allclose(out, x + alpha * a + (1 - alpha) * b, rtol=1e-9)
     # The last shift of a branch gets the plain sum of its share of the gradient.
     out.sum().backward()

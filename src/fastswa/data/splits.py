@@ -94,7 +94,7 @@ def _read_indices(file: Path, images: ImageSet) -> np.ndarray:
         indices = np.array([int(word) for word in words], dtype=np.int64)
     except OSError as error:
         raise RequestError(f"split.file: cannot read {file}: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise RequestError(f"split.file: {file} must hold one image number a line ({error}).") from error
     if len(indices) == 0:
         raise RequestError(f"split.file: {file} lists no image.")

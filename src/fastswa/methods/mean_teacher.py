@@ -37,7 +37,7 @@ class MeanTeacher(Method):
         if config.teacher == "ema" or step < config.teacher_start * steps_per_epoch:
             return 1.0 - ema_decay(step, config.teacher_decay)
         interval = config.teacher_every * steps_per_epoch
-        first = math.ceil(config.teacher_start * steps_per_epoch)
+        first = max(math.ceil(config.teacher_start * steps_per_epoch), 1)
         if interval < 1:
             return 1.0 / (step - first + 1)
         done, before = (math.floor((s - first) / interval + 1e-6) for s in (step, step - 1))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from fastswa.models.network import Dropout, Heads, Output
+from fastswa.models.network import Dropout, Heads, Output, normalise
 from fastswa.noise import Noise
 
 
@@ -24,7 +24,13 @@ class _Layer(nn.Module):
         self.norm = nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.leaky_relu(self.norm(self.conv(x)), 0.1)
+        weight = self.conv.weight
+        if x.is_cuda and x.shape[1] < 8:
+            # Tensor cores want channels in eights; the zeros added here multiply zeros.
+            missing = 8 - x.shape[1]
+            x, weight = F.pad(x, (0, 0, 0, 0, 0, missing)), F.pad(weight, (0, 0, 0, 0, 0, missing))
+        x = F.conv2d(x, weight, padding=self.conv.padding)
+        return F.leaky_relu(normalise(self.norm, x, self.conv.bias), 0.1)
 
 
 class CNN13(nn.Module):

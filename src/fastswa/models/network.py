@@ -34,6 +34,26 @@ class Heads(nn.Module):
         return Output(logits, logits if self.second is None else self.second(features), features)
 
 
+def normalise(norm: nn.BatchNorm2d, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """What `norm` gives for x (N, C, H, W) + bias (C,), in training mode without ever adding the bias.
+
+    Batch norm subtracts the batch's mean, so a bias before it changes nothing but the running mean (and has no
+    gradient): it is accounted for there, which saves a pass over x forward and one backward. The counter of
+    batches, which only momentum=None reads, is left alone otherwise.
+    """
+    if not norm.training or norm.momentum is None:
+        out: Tensor = norm(x if bias is None else x + bias[:, None, None])
+        return out
+    if not norm.track_running_stats:
+        return F.batch_norm(x, None, None, norm.weight, norm.bias, True, 0.0, norm.eps)
+    assert norm.running_mean is not None
+    mean = norm.running_mean if bias is None else norm.running_mean - bias.detach()
+    normal = F.batch_norm(x, mean, norm.running_var, norm.weight, norm.bias, True, norm.momentum, norm.eps)
+    if bias is not None:
+        norm.running_mean.copy_(mean + bias.detach())
+    return normal
+
+
 class Dropout(nn.Module):
     """Dropout that draws from the step's stateless noise where there is one, else from torch's generator."""
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastswa.models.network import Heads, Output
+from fastswa.models.network import Heads, Output, normalise
 from fastswa.noise import Noise
 
 
@@ -38,9 +38,8 @@ class _Branch(nn.Module):
         self.norm2 = nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm1(self.conv1(F.relu(x)))
-        out: Tensor = self.norm2(self.conv2(F.relu(x)))
-        return out
+        x = normalise(self.norm1, self.conv1(F.relu(x)))
+        return normalise(self.norm2, self.conv2(F.relu(x)))
 
 
 class _Widen(nn.Module):
@@ -52,8 +51,7 @@ class _Widen(nn.Module):
         self.norm = nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.norm(self.conv(x))
-        return out
+        return normalise(self.norm, self.conv(x))
 
 
 class _Downsample(nn.Module):
@@ -67,8 +65,7 @@ class _Downsample(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         even = x[:, :, 0::2, 0::2]
         odd = x[:, :, 1::2, 1::2]
-        out: Tensor = self.norm(self.conv(F.relu(torch.cat([even, odd], dim=1))))
-        return out
+        return normalise(self.norm, self.conv(F.relu(torch.cat([even, odd], dim=1))))
 
 
 class _Block(nn.Module):

@@ -40,19 +40,24 @@ def save_checkpoint(
     facts: Mapping[str, Any],
     keep: Collection[int] = (),
 ) -> None:
-    """Write a checkpoint atomically, then drop all but the last two and those whose step is in `keep`."""
+    """Write a checkpoint atomically, then drop all but the last two and those whose step is in `keep`.
+
+    What a kill left half-written goes too, and so do later checkpoints: a run that is back at this step has
+    passed them over as damaged.
+    """
     name = f"{_PREFIX}{step:09d}"
     writing = folder / f"{_WRITING}{name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(writing, ignore_errors=True)
+        for leftover in folder.glob(f"{_WRITING}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         writing.mkdir()
         # A contiguous copy: two names may share memory, and channels-last tensors are not plain rows.
         save_file(
             {key: t.detach().cpu().contiguous().clone() for key, t in tensors.items()},
             writing / "tensors.safetensors",
         )
-        digest = _digest(writing / "tensors.safetensors")
+        digest = _digest(writing / "tensors.safetensors", facts)
         (writing / "facts.json").write_text(json.dumps({**facts, "digest": digest}), "utf-8")
         for file in writing.iterdir():
             _flush(file)
@@ -67,13 +72,15 @@ def save_checkpoint(
         reason = getattr(error, "strerror", None) or error
         raise RunError(f"cannot write a checkpoint under {folder}: {reason}.") from error
     kept = {f"{_PREFIX}{s:09d}" for s in keep}
-    for old in _folders(folder)[2:]:
-        if old.name not in kept:
-            shutil.rmtree(old, ignore_errors=True)
+    there = _folders(folder)
+    passed_over = [f for f in there if f.name > name]
+    old = [f for f in there if f.name <= name][2:]
+    for useless in passed_over + [f for f in old if f.name not in kept]:
+        shutil.rmtree(useless, ignore_errors=True)
 
 
 def load_checkpoint(folder: Path, say: Callable[[str], None], step: int | None = None) -> Checkpoint | None:
-    """The newest whole checkpoint (or the one of `step`); None where there is none yet.
+    """The newest whole checkpoint (or the one of `step`); None where there is none.
 
     A garbled or incomplete one is passed over for the one before it, and `say` tells.
     """
@@ -83,12 +90,11 @@ def load_checkpoint(folder: Path, say: Callable[[str], None], step: int | None =
     for candidate in found:
         try:
             return _read(candidate)
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            say(f"checkpoint {candidate} is damaged ({error}); falling back to the one before it.")
-    if found and step is None:
-        say(f"no whole checkpoint is left in {folder}; starting from step 0.")
-    elif found:
-        raise RequestError(f"checkpoint {found[0]} is damaged.")
+        except (OSError, ValueError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
+            if step is not None:
+                raise RequestError(f"checkpoint {candidate} is damaged: {reason}.") from error
+            say(f"checkpoint {candidate} is damaged: {reason}; falling back to the one before it.")
     return None
 
 
@@ -96,7 +102,7 @@ def checkpoint_epochs(folder: Path) -> dict[float, int]:
     """The epochs of the checkpoints that are there, oldest first, with their steps."""
     found = {}
     for candidate in reversed(_folders(folder)):
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             facts = json.loads((candidate / "facts.json").read_text("utf-8"))
             found[float(facts["epoch"])] = int(facts["step"])
     return found
@@ -109,14 +115,20 @@ def _folders(folder: Path) -> list[Path]:
 
 def _read(folder: Path) -> Checkpoint:
     facts = json.loads((folder / "facts.json").read_text("utf-8"))
-    if _digest(folder / "tensors.safetensors") != facts["digest"]:
-        raise ValueError("its tensors do not match their digest")
+    if not isinstance(facts, dict) or "digest" not in facts:
+        raise ValueError("its facts.json holds no digest")
+    digest = facts.pop("digest")
+    if _digest(folder / "tensors.safetensors", facts) != digest:
+        raise ValueError("its contents do not match their digest")
     return Checkpoint(load_file(folder / "tensors.safetensors"), facts)
 
 
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "blake2b").hexdigest()
+def _digest(tensors: Path, facts: Mapping[str, Any]) -> str:
+    """A hash over both: a wrong step would be as bad as a wrong weight."""
+    with tensors.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "blake2b")
+    digest.update(json.dumps(facts, sort_keys=True).encode())
+    return digest.hexdigest()
 
 
 def _flush(path: Path) -> None:

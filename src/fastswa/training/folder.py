@@ -6,17 +6,19 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from fastswa.config import Config
-from fastswa.errors import RequestError, RunError
+from fastswa.errors import FastswaError, RequestError, RunError
 from fastswa.layers import build_config, file_layer, to_toml
-from fastswa.modelfile import ModelFacts, save_model
+from fastswa.modelfile import ModelFacts, read_facts, save_model
 
 # Which network a finished run offers for use: the first of these that it has, never chosen on test images.
 PREFERENCE = ("fast_swa", "swa", "teacher", "ema", "student")
@@ -41,11 +43,9 @@ class RunFolder:
     def create(self, config: Config) -> None:
         """Make the folder of a new run."""
         self.refuse_taken()
-        try:
+        with _writing(self.path, RequestError):
             self.path.mkdir(parents=True, exist_ok=True)
-            self.write_config(config)
-        except OSError as error:
-            raise RequestError(f"cannot write the run folder {self.path}: {error.strerror}.") from error
+        self.write_config(config)
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -76,13 +76,10 @@ class RunFolder:
         return lines
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
-        try:
-            with self._metrics.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(line) + "\n")
-                stream.flush()
-                os.fsync(stream.fileno())
-        except OSError as error:
-            raise RunError(f"cannot write {self._metrics}: {error.strerror}.") from error
+        with _writing(self._metrics), self._metrics.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
 
     def drop_metrics_after(self, step: int) -> None:
         """Forget evaluations past a step: a resume will do them again."""
@@ -92,17 +89,35 @@ class RunFolder:
 
     def write_models(self, networks: Mapping[str, nn.Module], facts: ModelFacts) -> None:
         """Each network under models/ and the one to use as model.safetensors."""
-        (self.path / "models").mkdir(exist_ok=True)
-        for name, network in networks.items():
-            save_model(self.path / "models" / f"{name}.safetensors", network, facts.of(name))
-        chosen = next((name for name in (*PREFERENCE, *networks) if name in networks), next(iter(networks)))
-        save_model(self.path / "model.safetensors", networks[chosen], facts.of(chosen))
+        chosen = next(name for name in (*PREFERENCE, *networks) if name in networks)
+        with _writing(self.path / "models"):
+            (self.path / "models").mkdir(exist_ok=True)
+            for name, network in networks.items():
+                save_model(self.path / "models" / f"{name}.safetensors", network, facts.of(name))
+            save_model(self.path / "model.safetensors", networks[chosen], facts.of(chosen))
+
+    def models_epoch(self) -> float | None:
+        """The epoch of the models that are there; model.safetensors is written last, so all of them are."""
+        try:
+            return read_facts(self.path / "model.safetensors").epoch
+        except RequestError:
+            return None
 
     def _write(self, name: str, text: str) -> None:
         """Replace a file as a whole."""
         temporary = self.path / f".{name}.writing"
-        temporary.write_text(text, "utf-8")
-        os.replace(temporary, self.path / name)
+        with _writing(self.path / name):
+            temporary.write_text(text, "utf-8")
+            os.replace(temporary, self.path / name)
+
+
+@contextmanager
+def _writing(path: Path, kind: type[FastswaError] = RunError) -> Iterator[None]:
+    """What goes wrong while `path` is written, in one sentence."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise kind(f"cannot write {path}: {getattr(error, 'strerror', None) or error}.") from error
 
 
 def environment() -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -63,6 +64,11 @@ class Trainer:
     def total_steps(self) -> int:
         return self.config.schedule.epochs * self.steps_per_epoch
 
+    @property
+    def epoch(self) -> float:
+        """How far the state is."""
+        return self.state.step / self.steps_per_epoch
+
     def check(self) -> None:
         """Probe that the method does what it declares; trips before anything is written."""
         self.feed.load(self.state.step // self.steps_per_epoch)
@@ -84,7 +90,7 @@ class Trainer:
             if stopped and state.step < total:
                 self.save()
                 return False
-        self.folder.write_models(self.evaluated_networks(), self.material.facts)
+        self.folder.write_models(self.evaluated_networks(), replace(self.material.facts, epoch=self.epoch))
         return True
 
     def _run_epoch(self, launch: Callable[[], None], count: int, watcher: Watcher) -> bool:
@@ -94,11 +100,10 @@ class Trainer:
             launch()
             state.step += 1
             state.summed += 1
-            epoch = state.step / self.steps_per_epoch
             for average in state.averages.values():
-                average.update(epoch)
+                average.update(self.epoch)
             if state.step % FINITE_CHECK_EVERY == 0:
-                self._check_finite()
+                self._check_finite(thoroughly=False)
                 watcher.stepped(state.step)
             if watcher.should_stop():
                 return True
@@ -118,12 +123,12 @@ class Trainer:
         if last or epoch % config.checkpoint.every == 0 or epoch in config.checkpoint.keep:
             self.save()
 
-    def _check_finite(self) -> None:
-        """Stop before a broken state can be saved or reported."""
-        if bool(self.state.broken):
+    def _check_finite(self, thoroughly: bool = True) -> None:
+        """Stop before a broken state can be saved or reported; `thoroughly` looks at the weights as well."""
+        if bool(self.state.broken) or (thoroughly and not self.state.finite()):
             raise RunError(
-                f"the loss is not finite (within the last {FINITE_CHECK_EVERY} steps before step "
-                f"{self.state.step}); the last good checkpoint is kept. A smaller optimiser.lr may help."
+                f"the loss or a weight is no longer finite at step {self.state.step}; "
+                "the last good checkpoint is kept, and a smaller optimiser.lr may help."
             )
 
     def save(self) -> None:
@@ -132,7 +137,7 @@ class Trainer:
         self.seconds = time.monotonic() - self._clock
         facts = {
             **self.state.counters(),
-            "epoch": self.state.step / self.steps_per_epoch,
+            "epoch": self.epoch,
             "steps_per_epoch": self.steps_per_epoch,
             "seconds": self.seconds,
             "fingerprint": self.fingerprint,
@@ -142,8 +147,7 @@ class Trainer:
 
     def evaluate(self) -> dict[str, Any]:
         """One line of metrics: the mean loss terms since the last one, and every network's figures."""
-        state = self.state
-        epoch = state.step / self.steps_per_epoch
+        state, epoch = self.state, self.epoch
         means = (state.sums / max(state.summed, 1)).tolist()
         line: dict[str, Any] = {
             "epoch": int(epoch) if epoch.is_integer() else epoch,

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from fastswa.errors import RunError
 from fastswa.methods.method import Terms
-from fastswa.training.state import preserved
+from fastswa.training.feed import StepValues
+from fastswa.training.state import State, preserved
 from fastswa.training.step import Step
 
 
@@ -24,12 +25,12 @@ def probe(step: Step) -> None:
         values = values._replace(
             learning_rate=torch.full_like(values.learning_rate, state.optimiser.config.lr or 0.1),
             consistency_weight=torch.full_like(values.consistency_weight, state.method.config.weight or 1.0),
-            teacher_rate=torch.full_like(values.teacher_rate, 0.5),
+            teacher_rate=torch.full_like(values.teacher_rate, _teacher_rate(step)),
         )
         labels = step.labels[values.images[: feed.plan.labelled]]
         if len(labels) == 0 or bool((labels < 0).any()):
             raise RunError("a batch holds no labelled image where it should; check the split.")
-        _check_gradients(step, step.losses(values))
+        _check_gradients(step, values)
         before = {name: _parameters(network) for name, network in state.networks().items()}
         step.run(values)
         for name, network in state.networks().items():
@@ -42,8 +43,25 @@ def probe(step: Step) -> None:
             raise RunError("the loss of the very first batch is not finite; check the images and the weights.")
 
 
-def _check_gradients(step: Step, terms: Terms) -> None:
+def _teacher_rate(step: Step) -> float:
+    """The first rate of the run at which the method lets its teacher move; 0 if it never does."""
+    steps = step.feed.plan.steps
+    total = steps * max(step.feed.config.schedule.epochs, 1)
+    rates = (step.state.method.teacher_rate(number, steps) for number in range(1, total + 1))
+    return next((rate for rate in rates if rate > 0), 0.0)
+
+
+def _check_gradients(step: Step, values: StepValues) -> None:
     state = step.state
+    teacher = state.teacher if state.teacher is not None else nn.Module()
+    teacher.requires_grad_(True)
+    try:
+        _check_terms(state, step.losses(values), list(teacher.parameters()))
+    finally:
+        teacher.requires_grad_(False)
+
+
+def _check_terms(state: State, terms: Terms, teacher: list[nn.Parameter]) -> None:
     name = state.method.config.name
     for term in state.method.terms:
         if term not in terms:
@@ -52,18 +70,8 @@ def _check_gradients(step: Step, terms: Terms) -> None:
             raise RunError(
                 f"method {name}: the term '{term}' sends no gradient to the student; it would teach nothing."
             )
-    if state.teacher is None:
-        return
-    state.teacher.requires_grad_(True)
-    try:
-        with preserved(state.tensors().values()):
-            feed = step.feed
-            feed.cursor.zero_()
-            total = torch.stack(list(step.losses(feed.take()).values())).sum()
-        if _reaches(total, list(state.teacher.parameters())):
-            raise RunError(f"method {name}: the loss sends a gradient into the teacher.")
-    finally:
-        state.teacher.requires_grad_(False)
+    if teacher and _reaches(torch.stack(list(terms.values())).sum(), teacher):
+        raise RunError(f"method {name}: the loss sends a gradient into the teacher.")
 
 
 def _reaches(term: Tensor, parameters: list[nn.Parameter]) -> bool:

@@ -59,6 +59,11 @@ def train_new(config: Config, out: Path, watcher: Watcher, say: Say) -> RunResul
         config = with_data_defaults(config, dataset)
         trainer = _trainer(config, dataset, compute, RunFolder(out))
         parent = _fork(config, trainer.state, trainer.steps_per_epoch, say) if config.start.run else None
+        if parent is not None and trainer.epoch >= config.schedule.epochs:
+            raise RequestError(
+                f"{parent['run']} is at epoch {trainer.epoch:g} already, and schedule.epochs is "
+                f"{config.schedule.epochs}; give the fork more epochs."
+            )
         trainer.check()
         trainer.folder.create(config)
         trainer.folder.write_environment({**compute.facts(), "parent": parent})
@@ -99,14 +104,15 @@ def resume(path: Path, changes: Mapping[str, Any], watcher: Watcher, say: Say) -
         trainer = _trainer(config, load_data(config), compute, folder)
         state = trainer.state
         if checkpoint is None:
-            say(f"{path} has no checkpoint yet; starting from step 0.")
+            begin = f"its parent {config.start.run}" if config.start.run else "step 0"
+            say(f"{path} has no whole checkpoint; starting from {begin}.")
             if config.start.run:
                 _fork(config, state, trainer.steps_per_epoch, say)
         else:
             _restore(state, checkpoint, path)
             trainer.seconds = checkpoint.facts["seconds"]
         folder.drop_metrics_after(state.step if checkpoint is not None else -1)
-        if state.step >= trainer.total_steps and (path / "model.safetensors").is_file():
+        if state.step >= trainer.total_steps and folder.models_epoch() == trainer.epoch:
             say(f"{path} already reached epoch {state.step // trainer.steps_per_epoch}; nothing to do.")
             return RunResult(path, folder.metrics(), True)
         trainer.check()
@@ -128,14 +134,14 @@ def _fork(config: Config, state: State, steps_per_epoch: int, say: Say) -> dict[
     Averages go on where their settings are unchanged; others begin with the fork.
     """
     assert config.start.run is not None
-    source, _, epoch_text = config.start.run.partition("@")
+    source, epoch_text = _parent(config.start.run)
     folder = RunFolder.open(Path(source))
     step = None
     if epoch_text:
         step = _step_of(folder, epoch_text, source)
     checkpoint = load_checkpoint(folder.checkpoints, say, step)
     if checkpoint is None:
-        raise RequestError(f"{source} has no checkpoint to fork from.")
+        raise RequestError(f"{source} has no whole checkpoint to fork from.")
     facts, theirs = checkpoint.facts, checkpoint.tensors
     epoch = facts["step"] / facts["steps_per_epoch"]
     if steps_per_epoch != facts["steps_per_epoch"] and not epoch.is_integer():
@@ -176,9 +182,15 @@ def _step_of(folder: RunFolder, epoch_text: str, source: str) -> int:
         ) from error
 
 
+def _parent(text: str) -> tuple[str, str]:
+    """RUN and EPOCH (or nothing) of RUN[@EPOCH]; a folder's own name may hold an @ too."""
+    source, at, epoch = text.rpartition("@")
+    return (source, epoch) if at and not Path(text).is_dir() else (text, "")
+
+
 def parent_layer(run: str) -> dict[str, Any]:
     """The settings of the run that RUN or RUN@EPOCH names, for a fork that changes some of them."""
-    settings = to_dict(RunFolder.open(Path(run.partition("@")[0])).config())
+    settings = to_dict(RunFolder.open(Path(_parent(run)[0])).config())
     settings.pop("start", None)
     return settings
 

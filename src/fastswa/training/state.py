@@ -57,6 +57,11 @@ class State:
         self.sums[: len(values)].add_(values)
         self.broken.logical_or_(~torch.isfinite(values).all())
 
+    def finite(self) -> bool:
+        """Whether every number of the state is finite: a step may break the weights after a finite loss."""
+        floats = (tensor for tensor in self.tensors().values() if tensor.is_floating_point())
+        return bool(torch.stack([tensor.isfinite().all() for tensor in floats]).all())
+
     def networks(self) -> dict[str, nn.Module]:
         """The trained networks by name."""
         return {"student": self.student} | ({"teacher": self.teacher} if self.teacher is not None else {})

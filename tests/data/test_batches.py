@@ -1,0 +1,142 @@
+"""An epoch as an index matrix: the paper's step counts, passes and chains of shuffles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fastswa.data.batches import BatchPlan, plan_batches
+from fastswa.data.splits import Split
+from fastswa.errors import RequestError
+
+
+def split_of(labelled: int, unlabelled: int) -> Split:
+    """Images 0 .. labelled - 1 are labelled, the following ones are not."""
+    numbers = np.arange(labelled + unlabelled)
+    return Split(numbers[:labelled], numbers[labelled:], numbers[:0])
+
+
+def plan_of(labelled: int, unlabelled: int, size: int, share: int, **options: object) -> BatchPlan:
+    options = {"steps": None, **options}
+    return plan_batches(split_of(labelled, unlabelled), size=size, labelled=share, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("labelled", "unlabelled", "size", "share", "steps"),
+    [
+        (4000, 46000, 100, 50, 920),
+        (50000, 0, 100, 50, 500),
+        (4000, 46000, 128, 31, 474),
+        (10000, 40000, 128, 31, 412),
+        (50000, 0, 128, 31, 390),
+        (1000, 49000, 100, 50, 980),
+    ],
+)
+def test_steps_of_an_epoch(labelled: int, unlabelled: int, size: int, share: int, steps: int) -> None:
+    plan = plan_of(labelled, unlabelled, size, share)
+    assert plan.steps == steps
+    matrix = plan.epoch(0, 0)
+    assert matrix.shape == (steps, size)
+    assert matrix.dtype == np.int64
+
+
+def test_each_unlabelled_image_comes_once_and_only_the_remainder_is_left_out() -> None:
+    plan = plan_of(40, 463, 20, 8)
+    matrix = plan.epoch(0, 3)
+    unlabelled = matrix[:, 8:].flatten()
+    assert plan.steps == 38
+    assert len(np.unique(unlabelled)) == len(unlabelled) == 38 * 12
+    assert 463 - len(unlabelled) == 463 % 12
+    assert unlabelled.min() >= 40
+    assert unlabelled.max() < 503
+
+
+def test_labelled_images_come_first_and_form_a_chain_of_shuffles() -> None:
+    matrix = plan_of(37, 500, 20, 10).epoch(0, 0)
+    drawn = matrix[:, :10].flatten()
+    blocks = [drawn[i : i + 37] for i in range(0, len(drawn) - 36, 37)]
+    assert len(blocks) == 13
+    assert all(np.array_equal(np.sort(block), np.arange(37)) for block in blocks)
+    assert len({tuple(block) for block in blocks}) == 13
+    rest = drawn[13 * 37 :]
+    assert len(np.unique(rest)) == len(rest)
+
+
+def test_a_batch_larger_than_the_labelled_images_repeats_them() -> None:
+    matrix = plan_of(3, 100, 20, 8).epoch(0, 0)
+    counts = np.stack([np.bincount(row[:8], minlength=3) for row in matrix])
+    assert counts.min() >= 2
+    assert counts.max() <= 4
+
+
+def test_wholly_labelled_data_are_one_pass() -> None:
+    plan = plan_of(205, 0, 20, 5)
+    matrix = plan.epoch(0, 0)
+    assert (plan.labelled, plan.steps) == (20, 10)
+    assert len(np.unique(matrix)) == 200
+
+
+def test_order_is_random() -> None:
+    matrix = plan_of(100, 1000, 20, 10).epoch(0, 0)
+    unlabelled = matrix[:, 10:].flatten()
+    assert abs(np.corrcoef(unlabelled, np.arange(1000))[0, 1]) < 5 / 1000**0.5
+    assert (unlabelled == np.arange(100, 1100)).sum() < 10
+
+
+def test_same_seed_and_epoch_give_the_same_matrix_and_others_another() -> None:
+    plan = plan_of(40, 400, 20, 10)
+    base = plan.epoch(1, 5)
+    assert np.array_equal(base, plan.epoch(1, 5))
+    assert np.array_equal(base, plan_of(40, 400, 20, 10).epoch(1, 5))
+    for other in (plan.epoch(1, 6), plan.epoch(2, 5), plan.epoch(1, 5, "refresh/swa/1"), plan.epoch(5, 1)):
+        # Equal entries by chance: 40 of 400 positions hold one of 40, the others one of 400.
+        assert (base == other).mean() < 0.1
+
+
+def test_labelled_chain_restarts_every_epoch() -> None:
+    plan = plan_of(40, 400, 20, 10)
+    for epoch in range(4):
+        assert np.array_equal(np.sort(plan.epoch(0, epoch)[:4, :10].flatten()), np.arange(40))
+
+
+def test_supervised_fills_whole_batches_for_as_many_steps_as_the_others() -> None:
+    plan = plan_of(37, 500, 20, 10, labelled_only=True)
+    matrix = plan.epoch(0, 0)
+    assert plan.steps == plan_of(37, 500, 20, 10).steps == 50
+    assert plan.labelled == 20
+    assert matrix.shape == (50, 20)
+    assert matrix.max() < 37
+    assert np.array_equal(np.sort(matrix.flatten()[:37]), np.arange(37))
+    assert np.bincount(matrix.flatten(), minlength=37).min() >= 1000 // 37
+
+
+def test_supervised_may_ask_for_whole_labelled_batches() -> None:
+    plan = plan_of(60, 500, 20, 20, labelled_only=True)
+    assert (plan.steps, plan.labelled) == (3, 20)
+
+
+@pytest.mark.parametrize("labelled_only", [False, True])
+def test_steps_can_be_given(labelled_only: bool) -> None:
+    plan = plan_of(37, 100, 20, 10, steps=25, labelled_only=labelled_only)
+    matrix = plan.epoch(0, 0)
+    assert matrix.shape == (25, 20)
+    if not labelled_only:
+        drawn = matrix[:, 10:].flatten()
+        assert np.array_equal(np.sort(drawn[:100]), np.arange(37, 137))
+        assert np.array_equal(np.sort(drawn[100:200]), np.arange(37, 137))
+    assert plan_of(37, 100, 20, 10, steps=2).epoch(0, 0).shape == (2, 20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((40, 9, 20, 10), r"^batch\.size: a batch takes 10 unlabelled images, but only 9 are there; make the batch"),
+        ((19, 0, 20, 10), r"^batch\.size: a batch takes 20 labelled images, but only 19 are there; make the batch"),
+        ((40, 100, 20, 20), r"^batch\.labelled \(20\) leaves no room for unlabelled images in a batch of 20\.$"),
+        ((0, 100, 20, 10), r"a batch holds no labelled image"),
+        ((40, 100, 20, 0), r"a batch holds no labelled image"),
+    ],
+)
+def test_batches_that_cannot_be_cut_are_refused(arguments: tuple[int, int, int, int], sentence: str) -> None:
+    with pytest.raises(RequestError, match=sentence):
+        plan_of(*arguments)

@@ -1,0 +1,117 @@
+"""Engines on a GPU: the same numbers from all of them, and bit-exact repeats under --deterministic.
+
+Run on a machine with a GPU: `pytest -m gpu tests/gpu`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fastswa.api import fit, resume
+from fastswa.config import Config
+from fastswa.data.images import Dataset, ImageSet
+from fastswa.layers import build_config, flag_layer, recipe_layer
+from fastswa.training import run as run_module
+from fastswa.training.device import choose_compute, settings_of
+from fastswa.training.feed import Feed
+from fastswa.training.setup import Material, prepare
+from fastswa.training.state import State, build_state
+from fastswa.training.step import Step, launcher
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("default"),
+]
+
+METHODS = ["mean-teacher", "pi", "supervised", "temporal-ensembling", "vat-entmin"]
+SMALL = ["--split.labels", "100", "--batch.steps", "10", "--evaluation.refresh", "4", "--checkpoint.every", "1"]
+
+
+def synthetic(images: int = 2000) -> Dataset:
+    rng = np.random.default_rng(0)
+    labels = np.arange(images) % 10
+    pixels = rng.integers(0, 200, (images, 3, 32, 32), dtype=np.uint8) + (labels * 5)[:, None, None, None].astype(
+        np.uint8
+    )
+    half = images // 2
+    classes = tuple("abcdefghij")
+    return Dataset(ImageSet(pixels[:half], labels[:half], classes), ImageSet(pixels[half:], labels[half:], classes))
+
+
+def config_of(*flags: str) -> Config:
+    method = "--method" in flags and flags[flags.index("--method") + 1]
+    one_head = ["--model.heads", "1"] if method in ("vat-entmin", "temporal-ensembling") else []
+    return build_config(recipe_layer("cifar10-cnn-mean-teacher-4k"), flag_layer([*SMALL, *one_head, *flags]))
+
+
+def built(config: Config) -> tuple[Material, State, Feed, Step]:
+    compute = choose_compute(config.device)
+    data = synthetic()
+    material = prepare(config, data, compute)
+    state = build_state(config, compute, material.facts, images=len(data.train))
+    feed = Feed(config, material.plan, state.method, compute.device, compute.dtype)
+    feed.load(0)
+    return material, state, feed, Step(state, feed, material.augment, material.pixels, material.labels, compute)
+
+
+def trained(config: Config, epochs: int) -> dict[str, Tensor]:
+    """Every tensor of the state after some epochs of ten steps."""
+    _, state, feed, step = built(config)
+    compute = choose_compute(config.device)
+    with settings_of(compute):
+        launch = launcher(step, compute)
+        for epoch in range(epochs):
+            feed.load(epoch)
+            for _ in range(10):
+                launch()
+            state.method.end_epoch()
+    return {name: tensor.clone() for name, tensor in state.tensors().items()}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("engine", ["graph", "compiled"])
+def test_fifty_steps_in_float64_agree_with_eager(method: str, engine: str) -> None:
+    flags = ["--precision", "fp64", "--method", method, "--optimiser.lr", "0.01"]
+    expected = trained(config_of("--engine", "eager", *flags), 5)
+    found = trained(config_of("--engine", engine, *flags), 5)
+    for name, tensor in expected.items():
+        if tensor.is_floating_point():
+            scale = max(float(tensor.double().norm()), 1.0)
+            difference = float((tensor.double() - found[name].double()).norm()) / scale
+            # The method's memory and the sums of losses are kept in 32 bits.
+            assert difference < (1e-8 if tensor.dtype == torch.float64 else 1e-5), name
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("engine", ["graph", "compiled"])
+def test_one_step_in_float32_has_eager_losses(method: str, engine: str) -> None:
+    sums = []
+    for name in ("eager", engine):
+        config = config_of("--precision", "fp32", "--method", method, "--engine", name)
+        _, state, _, step = built(config)
+        compute = choose_compute(config.device)
+        with settings_of(compute):
+            launch = launcher(step, compute)
+            launch()
+        sums.append(state.sums.clone())
+    torch.testing.assert_close(sums[0], sums[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph", "compiled"])
+def test_a_stopped_run_resumes_bit_exactly(engine: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(run_module, "load_data", lambda config: synthetic())
+    settings = {
+        "device": {"engine": engine, "deterministic": True},
+        "schedule": {"epochs": 4, "length": 3, "period": 4, "cycle": 1},
+    }
+    straight = fit(config_of(), out=tmp_path / "a", settings=settings)
+    short = {**settings, "schedule": {**settings["schedule"], "epochs": 2}}
+    fit(config_of(), out=tmp_path / "b", settings=short)
+    extended = resume(tmp_path / "b", settings={"schedule": {"epochs": 4}})
+    assert [line["error"] for line in straight.metrics[-1:]] == [line["error"] for line in extended.metrics[-1:]]
+    for file in sorted((tmp_path / "a" / "models").iterdir()):
+        assert file.read_bytes() == (tmp_path / "b" / "models" / file.name).read_bytes(), file.name
