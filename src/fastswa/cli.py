@@ -152,6 +152,8 @@ def _evaluate(arguments: Arguments) -> int:
 
 
 def _demo(arguments: Arguments) -> int:
+    if arguments.targets:
+        raise RequestError(f"demo takes no '{arguments.targets[0]}'; it trains its own three recipes.")
     from fastswa.demo import run_demo
 
     out = Path(arguments.options.get("--out") or _free_folder("demo", 0).removesuffix("-seed-0"))

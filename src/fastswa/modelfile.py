@@ -128,8 +128,11 @@ class TrainedModel(nn.Module):
 
     def _pixels(self, images: np.ndarray | Tensor | Sequence[np.ndarray]) -> Tensor:
         """Any accepted form as (N, C, H, W) uint8."""
-        array = images.cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
-        channels, height, width = self.facts.shape
+        try:
+            array = images.cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
+        except ValueError as error:
+            raise RequestError("the images differ in size; bring them to one.") from error
+        shape, (channels, height, width) = array.shape, self.facts.shape
         if array.dtype != np.uint8:
             raise RequestError(f"images must be uint8 (0 to 255), not {array.dtype}.")
         if array.ndim == 3:
@@ -138,8 +141,7 @@ class TrainedModel(nn.Module):
             array = array.transpose(0, 3, 1, 2)
         if array.ndim != 4 or array.shape[1:] != self.facts.shape:
             raise RequestError(
-                f"the model takes images of {height}x{width} with {channels} channels, "
-                f"not an array of shape {tuple(np.asarray(images).shape)}."
+                f"the model takes images of {height}x{width} with {channels} channels, not an array of shape {shape}."
             )
         return torch.from_numpy(np.ascontiguousarray(array))
 

@@ -11,15 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from fastswa.models.network import Dropout, Heads, Output, normalise
+from fastswa.models.network import Dropout, Heads, Output, norm_leaky_relu
 from fastswa.noise import Noise
 
 
 class _Layer(nn.Module):
-    """Weight-normalised convolution, batch norm, LeakyReLU(0.1)."""
+    """Weight-normalised convolution, batch norm, LeakyReLU(0.1) and, with `pool`, 2x2 maxima."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, padding: int) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int, padding: int, pool: bool = False) -> None:
         super().__init__()
+        self.pool = pool
         self.conv = weight_norm(nn.Conv2d(inputs, outputs, kernel, padding=padding))
         self.norm = nn.BatchNorm2d(outputs)
 
@@ -30,7 +31,7 @@ class _Layer(nn.Module):
             missing = 8 - x.shape[1]
             x, weight = F.pad(x, (0, 0, 0, 0, 0, missing)), F.pad(weight, (0, 0, 0, 0, 0, missing))
         x = F.conv2d(x, weight, padding=self.conv.padding)
-        return F.leaky_relu(normalise(self.norm, x, self.conv.bias), 0.1)
+        return norm_leaky_relu(self.norm, x, self.conv.bias, 0.1, self.pool)
 
 
 class CNN13(nn.Module):
@@ -38,9 +39,11 @@ class CNN13(nn.Module):
 
     def __init__(self, *, channels: int = 3, classes: int = 10, heads: int = 1, dropout: float = 0.5) -> None:
         super().__init__()
-        self.block1 = nn.Sequential(_Layer(channels, 128, 3, 1), _Layer(128, 128, 3, 1), _Layer(128, 128, 3, 1))
+        self.block1 = nn.Sequential(
+            _Layer(channels, 128, 3, 1), _Layer(128, 128, 3, 1), _Layer(128, 128, 3, 1, pool=True)
+        )
         self.drop1 = Dropout("dropout1", dropout)
-        self.block2 = nn.Sequential(_Layer(128, 256, 3, 1), _Layer(256, 256, 3, 1), _Layer(256, 256, 3, 1))
+        self.block2 = nn.Sequential(_Layer(128, 256, 3, 1), _Layer(256, 256, 3, 1), _Layer(256, 256, 3, 1, pool=True))
         self.drop2 = Dropout("dropout2", dropout)
         self.block3 = nn.Sequential(_Layer(256, 512, 3, 0), _Layer(512, 256, 1, 0), _Layer(256, 128, 1, 0))
         self.heads = Heads(128, classes, heads)
@@ -49,8 +52,8 @@ class CNN13(nn.Module):
             weight_norm(self.heads.second)
 
     def forward(self, x: Tensor, noise: Noise | None = None) -> Output:
-        x = self.drop1(F.max_pool2d(self.block1(x), 2), noise)
-        x = self.drop2(F.max_pool2d(self.block2(x), 2), noise)
+        x = self.drop1(self.block1(x), noise)
+        x = self.drop2(self.block2(x), noise)
         features = self.block3(x).mean(dim=(2, 3))
         output: Output = self.heads(features)
         return output

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastswa import kernels
 from fastswa.noise import Noise
 
 
@@ -52,6 +53,25 @@ def normalise(norm: nn.BatchNorm2d, x: Tensor, bias: Tensor | None = None) -> Te
     if bias is not None:
         norm.running_mean.copy_(mean + bias.detach())
     return normal
+
+
+def norm_leaky_relu(norm: nn.BatchNorm2d, x: Tensor, bias: Tensor | None, slope: float, pool: bool = False) -> Tensor:
+    """LeakyReLU of `normalise(norm, x, bias)`, and with `pool` its 2x2 maxima; fused where a GPU allows it."""
+    if norm.training and norm.momentum is not None and kernels.fusable(x, pool):
+        from fastswa.kernels.norm import batch_statistics, normalise_activate
+
+        tracked = norm.track_running_stats
+        mean, rstd = batch_statistics(
+            x.detach(),
+            bias.detach() if bias is not None else None,
+            norm.running_mean if tracked else None,
+            norm.running_var if tracked else None,
+            norm.momentum,
+            norm.eps,
+        )
+        return normalise_activate(x, mean, rstd, norm.weight, norm.bias, slope, pool)
+    x = F.leaky_relu(normalise(norm, x, bias), slope)
+    return F.max_pool2d(x, 2) if pool else x
 
 
 class Dropout(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastswa.models.network import Dropout, Heads, Output, normalise
+from fastswa.models.network import Dropout, Heads, Output, norm_leaky_relu
 from fastswa.noise import Noise
 
 
@@ -16,7 +16,7 @@ class _Layer(nn.Module):
         self.norm = nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.leaky_relu(normalise(self.norm, self.conv(x)), 0.1)
+        return norm_leaky_relu(self.norm, self.conv(x), None, 0.1)
 
 
 class SmallCNN(nn.Module):

@@ -1,0 +1,25 @@
+"""Triton kernels for what torch.compile does not fuse well; each has a plain torch counterpart that it must match."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+
+_TRITON = find_spec("triton") is not None
+
+
+def fusable(x: Tensor, pool: bool = False) -> bool:
+    """Whether kernels.norm takes x (N, C, H, W): on a GPU, at most 32 bits, channels last and a power of two."""
+    channels, height, width = x.shape[1:]
+    return (
+        x.is_cuda
+        and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        and 16 <= channels <= 2048
+        and channels & (channels - 1) == 0
+        and not (pool and (height % 2 or width % 2))
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and _TRITON
+    )
