@@ -1,0 +1,169 @@
+"""The run folder: what it holds, which model it offers, and what happens where it cannot be written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from conftest import Command
+from fastswa.errors import RequestError, RunError
+from fastswa.modelfile import ModelFacts, read_facts
+from fastswa.training.folder import RunFolder
+from tiny_runs import FLAGS, StoppingWatcher, go_on, tiny, train
+
+FACTS = ModelFacts("small", ("a", "b"), (1, 8, 8), (0.5,), (0.25,), epoch=7.0)
+
+
+def test_a_finished_run_holds_what_it_promises(finished: Path) -> None:
+    assert sorted(f.name for f in finished.iterdir()) == [
+        "checkpoint",
+        "config.toml",
+        "environment.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "models",
+    ]
+    assert sorted(f.stem for f in (finished / "models").iterdir()) == ["ema", "fast_swa", "student", "swa", "teacher"]
+    for file in (finished / "models").iterdir():
+        assert read_facts(file).network == file.stem
+        assert not any(name.startswith(("_orig_mod", "module.")) for name in load_file(file))
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (["student", "teacher", "ema", "swa", "fast_swa"], "fast_swa"),
+        (["student", "teacher", "ema", "swa"], "swa"),
+        (["student", "teacher", "ema"], "teacher"),
+        (["student", "ema"], "ema"),
+        (["student", "other"], "student"),
+    ],
+)
+def test_the_model_to_use_is_the_first_present(names: list[str], chosen: str, tmp_path: Path) -> None:
+    networks = {name: nn.Linear(1, 1) for name in names}
+    for number, network in enumerate(networks.values()):
+        nn.init.constant_(network.weight, number)
+    RunFolder(tmp_path).write_models(networks, FACTS)
+    assert float(load_file(tmp_path / "model.safetensors")["weight"]) == names.index(chosen)
+    assert (read_facts(tmp_path / "model.safetensors").network, RunFolder(tmp_path).models_epoch()) == (chosen, 7.0)
+
+
+def test_a_configuration_comes_back_as_it_was(tmp_path: Path) -> None:
+    config = tiny({"checkpoint": {"keep": [1, 3]}, "optimiser": {"weight_decay": 3e-5}})
+    folder = RunFolder(tmp_path / "a" / "b")
+    folder.create(config)
+    assert RunFolder.open(tmp_path / "a" / "b").config() == config
+
+
+def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.create(tiny())
+    with pytest.raises(RequestError) as caught:
+        folder.create(tiny())
+    assert str(caught.value) == (
+        f"{tmp_path} already holds a run; continue it with `fastswa resume {tmp_path}` or choose another --out."
+    )
+
+
+def test_metrics_end_where_a_kill_tore_them(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.metrics() == []
+    for step in (3, 6, 9):
+        folder.append_metrics({"step": step, "error": {"student": 1 / 3}})
+    with (tmp_path / "metrics.jsonl").open("a") as stream:
+        stream.write('{"step": 12, "err')
+    assert [line["step"] for line in folder.metrics()] == [3, 6, 9]
+    folder.drop_metrics_after(6)
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == [
+        json.dumps({"step": step, "error": {"student": 1 / 3}}) for step in (3, 6)
+    ]
+    folder.append_metrics({"step": 9})
+    assert [line["step"] for line in folder.metrics()] == [3, 6, 9]
+
+
+def test_a_path_that_is_or_lies_under_a_file_is_refused(tmp_path: Path, command: Command) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for out, reason in ((file, "File exists"), (file / "run", "Not a directory")):
+        answer = command("train", "digits-mean-teacher", "--out", out, *FLAGS)
+        assert answer == (2, "", f"fastswa: cannot write {out}: {reason}.\n")
+    assert file.read_text() == "mine"
+
+
+def denied(*arguments: Any, **options: Any) -> None:
+    raise PermissionError(13, "Permission denied")
+
+
+def test_no_permission_to_make_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: Command) -> None:
+    monkeypatch.setattr(Path, "mkdir", denied)
+    answer = command("train", "digits-mean-teacher", "--out", tmp_path / "run", *FLAGS)
+    assert answer == (2, "", f"fastswa: cannot write {tmp_path}/run: Permission denied.\n")
+
+
+def refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Path's own method, but files called `name` may not be written."""
+
+    def method(path: Path, *arguments: Any, **options: Any) -> Any:
+        return denied() if path.name == name else original(path, *arguments, **options)
+
+    return method
+
+
+@pytest.mark.parametrize(
+    ("method", "file", "target"),
+    [
+        ("write_text", ".config.toml.writing", "config.toml"),
+        ("write_text", ".environment.json.writing", "environment.json"),
+        ("open", "metrics.jsonl", "metrics.jsonl"),
+        ("mkdir", "models", "models"),
+    ],
+)
+def test_no_permission_to_write_a_file(
+    method: str, file: str, target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Path, method, refusing(file, getattr(Path, method)))
+    with pytest.raises(RunError) as caught:
+        train(tiny({"schedule": {"epochs": 1}}), tmp_path / "run")
+    assert str(caught.value) == f"cannot write {tmp_path}/run/{target}: Permission denied."
+
+
+def test_a_full_disk_loses_nothing_that_was_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from fastswa.training import checkpoint
+
+    run, saved = tmp_path / "run", checkpoint.save_file
+    calls = iter(range(100))
+
+    def full(*arguments: Any) -> None:
+        if next(calls) == 2:
+            raise OSError(28, "No space left on device")
+        saved(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", full)
+        with pytest.raises(RunError, match=r"^cannot write a checkpoint under .*: No space left on device\.$"):
+            train(tiny(), run)
+    assert sorted(f.name for f in (run / "checkpoint").glob("step-*")) == ["step-000000003", "step-000000006"]
+    train(tiny(), tmp_path / "reference")
+    go_on(run)
+    ours, theirs = (load_file(path / "model.safetensors") for path in (run, tmp_path / "reference"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_files_are_replaced_as_a_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A kill before the last rename leaves the old file; nothing half-written has the real name."""
+    run = tmp_path / "run"
+    train(tiny(), run, StoppingWatcher(stop=4))
+    before = (run / "config.toml").read_text(), (run / "metrics.jsonl").read_text()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", denied)
+        with pytest.raises(RunError):
+            go_on(run, evaluation={"every": 2})
+    assert ((run / "config.toml").read_text(), (run / "metrics.jsonl").read_text()) == before
