@@ -24,7 +24,7 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	$(BIN)/python benchmarks/step.py --device cpu
+	$(BIN)/fastswa bench --device cpu
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

@@ -109,7 +109,7 @@ def test_images_of_another_kind_are_refused(finished: Path) -> None:
         model.predict(np.zeros((2, 8, 8)))
     with pytest.raises(fastswa.RequestError) as caught:
         model.predict(np.zeros((2, 9, 8), np.uint8))
-    assert str(caught.value) == "the model takes images of 8x8 with 1 channels, not an array of shape (2, 9, 8)."
+    assert str(caught.value) == "the model takes images of 8x8x1, not an array of shape (2, 9, 8)."
     with pytest.raises(fastswa.RequestError, match=r"not an array of shape \(8, 8\)"):
         model.predict(np.zeros((8, 8), np.uint8))
     with pytest.raises(fastswa.RequestError, match="images differ in size"):

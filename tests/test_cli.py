@@ -31,7 +31,7 @@ METHODS = "mean-teacher, pi, supervised, temporal-ensembling, vat, vat-entmin"
 # What is typed in a folder with `place`'s files, and the one sentence that answers it with exit code 2.
 WRONG = {
     "trian": "unknown command 'trian'; did you mean train?",
-    "--verion": "unknown command '--verion'; there are: data, demo, evaluate, recipes, resume, train.",
+    "--verion": "unknown command '--verion'; there are: bench, data, demo, evaluate, recipes, resume, train.",
     "train": "name a recipe (`fastswa recipes` lists them), or give --config FILE or --from RUN.",
     "train digits-meen-teacher": "unknown recipe 'digits-meen-teacher'; did you mean digits-mean-teacher?",
     "train digits-pi digits-mean-teacher": "name one recipe, not 2.",
@@ -40,7 +40,7 @@ WRONG = {
     f"{TRAIN} --method mean-teachr": "unknown method 'mean-teachr'; did you mean mean-teacher?",
     f"{TRAIN} --model cnn31": "unknown model 'cnn31'; did you mean cnn13?",
     f"{TRAIN} --data.source cifar11": (
-        "There is no data source 'cifar11' (known: digits, cifar10, cifar100, or a path to an .npz file); "
+        "there is no data source 'cifar11' (known: digits, cifar10, cifar100, or a path to an .npz file); "
         "did you mean 'cifar10'?"
     ),
     f"{TRAIN} --epcohs 3": "unknown setting --epcohs; did you mean epochs?",
@@ -57,7 +57,7 @@ WRONG = {
     f"{TRAIN} --stop-after soon": "--stop-after: 'soon' is not a number above zero.",
     f"{TRAIN} --stop-after 0": "--stop-after: '0' is not a number above zero.",
     f"{TRAIN} --batch.size 5000": (
-        "batch.size: a batch takes 4975 unlabelled images, but only 1247 are there; make the batch smaller."
+        "batch.size: a batch takes 4950 unlabelled images, but only 1247 are there; make the batch smaller."
     ),
     f"{TRAIN} --batch.labelled 200": "batch.labelled (200) is larger than batch.size (100).",
     f"{TRAIN} --batch.labelled 100": ("batch.labelled (100) leaves no room for unlabelled images in a batch of 100."),
@@ -92,7 +92,7 @@ WRONG = {
     "train --config unknown.toml": "unknown setting schedule.epcohs; did you mean epochs?",
     "train --config type.toml": "schedule: '3' is not a table of settings.",
     "train cifar10-cnn-mean-teacher-4k": (
-        "There is no CIFAR-10 under data: run `fastswa data download cifar10 --root data`, "
+        "there is no CIFAR-10 under data: run `fastswa data download cifar10 --root data`, "
         "or pass `--data.root` with the folder that holds cifar-10-batches-bin."
     ),
     "train damaged.npz": "damaged.npz is not an .npz file or is truncated; write it again with numpy.savez.",

@@ -59,12 +59,12 @@ def test_unknown_settings_are_refused_with_the_nearest_name(layer: dict[str, Any
     [
         ({"seed": "abc"}, "seed: 'abc' is not a whole number."),
         ({"seed": 1.5}, "seed: '1.5' is not a whole number."),
-        ({"seed": -1}, "seed: '-1' is refused: input should be greater than or equal to 0."),
+        ({"seed": -1}, "seed: '-1' is refused: it should be greater than or equal to 0."),
         ({"split": {"labels": "many"}}, "split.labels: 'many' is not a whole number."),
         ({"optimiser": {"lr": "fast"}}, "optimiser.lr: 'fast' is not a number."),
         ({"optimiser": {"lr": float("inf")}}, "optimiser.lr: 'Infinity' is not a finite number."),
         ({"optimiser": {"lr": float("nan")}}, "optimiser.lr: 'NaN' is not a finite number."),
-        ({"optimiser": {"momentum": 1.0}}, "optimiser.momentum: '1.0' is refused: input should be less than 1."),
+        ({"optimiser": {"momentum": 1.0}}, "optimiser.momentum: '1.0' is refused: it should be less than 1."),
         ({"augment": {"flip": "maybe"}}, "augment.flip: 'maybe' is not true or false."),
         ({"data": {"source": 5}}, "data.source: '5' is not text."),
         ({"model": "cnn13"}, "model: 'cnn13' is not a table of settings."),
@@ -73,8 +73,8 @@ def test_unknown_settings_are_refused_with_the_nearest_name(layer: dict[str, Any
         ({"method": {"divergence": "l2"}}, "method.divergence: 'l2' is not one of 'squared' or 'kl'."),
         ({"averaging": {"a": {"kind": "x"}}}, "averaging.a.kind: 'x' is not one of 'swa', 'fast-swa' or 'ema'."),
         ({"checkpoint": {"keep": ["a"]}}, "checkpoint.keep.0: 'a' is not a whole number."),
-        ({"model": {"heads": 3}}, "model.heads: '3' is refused: input should be less than or equal to 2."),
-        ({"schedule": {"length": 0}}, "schedule.length: '0' is refused: input should be greater than 0."),
+        ({"model": {"heads": 3}}, "model.heads: '3' is refused: it should be less than or equal to 2."),
+        ({"schedule": {"length": 0}}, "schedule.length: '0' is refused: it should be greater than 0."),
         ({"batch": {"labelled": 200}}, "batch.labelled (200) is larger than batch.size (100)."),
         ({"schedule": {"period": 100}}, "schedule.period (100) is below schedule.length (180)."),
         ({"schedule": {"cycle": 200}}, "schedule.cycle (200) is above schedule.length (180)."),
@@ -298,7 +298,7 @@ def test_lists_are_given_with_commas(value: str, keep: tuple[int, ...]) -> None:
 
 def test_negative_values_reach_validation() -> None:
     assert flag_layer(["--seed", "-1", "--method.weight=-0.5"]) == {"seed": "-1", "method": {"weight": "-0.5"}}
-    with pytest.raises(RequestError, match=r"^seed: '-1' is refused: input should be greater than or equal to 0\.$"):
+    with pytest.raises(RequestError, match=r"^seed: '-1' is refused: it should be greater than or equal to 0\.$"):
         from_flags("--seed", "-1")
 
 

@@ -22,7 +22,8 @@ EPOCHS, STEPS = 4, 3  # twelve steps in all
 
 TINY: dict[str, Any] = {
     "seed": 3,
-    "batch": {"steps": STEPS},
+    "batch": {"steps": STEPS, "labelled": 25},
+    "method": {"weight": 100},
     "model": {"width": 4},
     "schedule": {"epochs": EPOCHS, "length": 2, "period": 4, "cycle": 1},
     "averaging": {"swa": {"kind": "swa"}, "fast_swa": {"kind": "fast-swa", "every": 0.5}, "ema": {"kind": "ema"}},
@@ -33,7 +34,8 @@ TINY: dict[str, Any] = {
 
 # The same as flags, for commands.
 FLAGS = [
-    *("--seed", "3", "--batch.steps", "3", "--model.width", "4", "--device", "cpu", "--device.threads", "1"),
+    *("--seed", "3", "--batch.steps", "3", "--batch.labelled", "25", "--method.weight", "100"),
+    *("--model.width", "4", "--device", "cpu", "--device.threads", "1"),
     *("--epochs", "4", "--schedule.length", "2", "--schedule.period", "4", "--schedule.cycle", "1"),
     *("--averaging.fast_swa.every", "0.5", "--averaging.ema.kind", "ema"),
     *("--evaluation.every", "1", "--evaluation.refresh", "2", "--checkpoint.every", "1"),

@@ -31,6 +31,7 @@ class Arguments:
     """What stood after the verb: targets first, then the verb's options and settings of Config."""
 
     def __init__(self, name: str, verb: Verb, words: Sequence[str]) -> None:
+        self.verb = verb
         self.targets: list[str] = []
         self.options: dict[str, str] = {}
         self.settings: list[str] = []
@@ -96,7 +97,7 @@ def _train(arguments: Arguments) -> int:
         layers.append(own_data_layer(name) if name.endswith(".npz") else recipe_layer(name))
     if "--config" in arguments:
         layers.append(file_layer(Path(arguments.options["--config"])))
-    flags = flag_layer(arguments.settings)
+    flags = flag_layer(arguments.settings, arguments.verb.options)
     if not layers:
         parent = flags.get("start", {}).get("run")
         if parent is None:
@@ -109,7 +110,10 @@ def _train(arguments: Arguments) -> int:
         print(to_toml(config), end="")
         return 0
     from fastswa.console import ConsoleWatcher, say
+    from fastswa.methods import refuse_unused
     from fastswa.training.run import train_new
+
+    refuse_unused(config.method.name, flags.get("method", {}))
 
     out = Path(arguments.options.get("--out") or _free_folder(name or "run", config.seed))
     with ConsoleWatcher(out, arguments.number("--stop-after", float("inf"))) as watcher:
@@ -134,7 +138,7 @@ def _resume(arguments: Arguments) -> int:
 
     path = Path(arguments.target("run folder"))
     with ConsoleWatcher(path, arguments.number("--stop-after", float("inf"))) as watcher:
-        result = resume(path, flag_layer(arguments.settings), watcher, say)
+        result = resume(path, flag_layer(arguments.settings, arguments.verb.options), watcher, say)
     return watcher.conclude(result, as_json="--json" in arguments)
 
 
@@ -191,6 +195,20 @@ def _data(arguments: Arguments) -> int:
     return 0
 
 
+def _bench(arguments: Arguments) -> int:
+    from fastswa.bench import CASES, run_bench
+
+    device = arguments.options.get("--device", "auto")
+    default = "small" if device == "cpu" else ",".join(CASES)
+    return run_bench(
+        arguments.options.get("--models", default).split(","),
+        device,
+        threads=arguments.whole("--threads", 0) if "--threads" in arguments else None,
+        seconds=arguments.number("--seconds", 4.0),
+        as_json="--json" in arguments,
+    )
+
+
 _COMMON = {"--json": False}
 _RUN = {"--stop-after": True, **_COMMON}
 
@@ -228,6 +246,13 @@ VERBS = {
         {"--device": True, **_COMMON},
     ),
     "recipes": Verb(_recipes, "recipes [NAME]", "list the recipes, or show one", {**_COMMON}),
+    "bench": Verb(
+        _bench,
+        "bench [--device cpu|cuda] [--models A,B]",
+        "the time of a training step in each engine, beside a naive loop and the convolutions alone",
+        {"--device": True, "--models": True, "--threads": True, "--seconds": True, **_COMMON},
+        details="On the CPU only the digits network by default: --models small,cnn13,shake-shake-26-2x96d adds others.",
+    ),
     "data": Verb(_data, "data download NAME [--root FOLDER]", "fetch a data set from its publisher", {"--root": True}),
 }
 

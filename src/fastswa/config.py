@@ -85,7 +85,7 @@ class MethodConfig(Section):
 
 class OptimiserConfig(Section):
     name: Literal["sgd"] = Field("sgd", description="sgd")
-    lr: NonNegativeFloat = Field(0.1, description="the highest learning rate")
+    lr: NonNegativeFloat = Field(0.1, le=3e38, description="the highest learning rate")
     momentum: Probability = Field(0.9, description="momentum")
     nesterov: bool = Field(True, description="Nesterov's form of momentum")
     weight_decay: NonNegativeFloat = Field(1e-4, description="weight decay, on every parameter")
@@ -176,6 +176,7 @@ class Config(Section):
 
 # What a resumed run may change; everything else would make it another run (`train --from` forks instead).
 RESUMABLE = (
+    "data.root",
     "schedule.epochs",
     "evaluation.every",
     "evaluation.batch",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import sys
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from fastswa.console import shown
+from fastswa.console import say, shown
 from fastswa.errors import RequestError
 
 RECIPES = {"supervised": "digits-supervised", "Pi model": "digits-pi", "Mean Teacher": "digits-mean-teacher"}
@@ -47,6 +47,10 @@ def train_job(job: Job) -> list[dict[str, Any]]:
     return fit(job.recipe, seed=job.seed, out=job.out, settings=settings).metrics
 
 
+def _leave_interrupts_to_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def train_side_by_side(jobs: Sequence[Job], workers: int, title: str) -> list[list[dict[str, Any]]]:
     """Every job's evaluations, in the order of the jobs, `workers` at a time."""
     results: dict[int, list[dict[str, Any]]] = {}
@@ -55,13 +59,19 @@ def train_side_by_side(jobs: Sequence[Job], workers: int, title: str) -> list[li
     console = Console(stderr=True)
     with (
         Progress(console=console, disable=not console.is_terminal) as progress,
-        ProcessPoolExecutor(workers, mp_context=context) as pool,
+        ProcessPoolExecutor(workers, mp_context=context, initializer=_leave_interrupts_to_parent) as pool,
     ):
         task = progress.add_task(title, total=len(jobs))
         futures = {pool.submit(train_job, job): number for number, job in enumerate(jobs)}
-        for future in as_completed(futures):
-            results[futures[future]] = future.result()
-            progress.advance(task)
+        try:
+            for future in as_completed(futures):
+                results[futures[future]] = future.result()
+                progress.advance(task)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.terminate()
+            raise
     return [results[number] for number in range(len(jobs))]
 
 
@@ -69,12 +79,18 @@ def run_demo(out: Path, *, seeds: int, workers: int, record: str | None, as_json
     """Train, print the table, draw the picture; `record` names a JSON file for the figures."""
     if out.exists():
         raise RequestError(f"{out} is already there; choose another --out.")
+    if record is not None:
+        try:
+            Path(record).touch()
+        except OSError as error:
+            raise RequestError(f"--record: cannot write {record}: {error.strerror}.") from error
     began = time.monotonic()
     jobs = [
         Job(recipe, seed, out / recipe / f"seed-{seed}", {})
         for recipe in RECIPES.values()
         for seed in range(1, seeds + 1)
     ]
+    say(f"training {len(jobs)} runs on the embedded digits, {workers} at a time; a minute or two.")
     metrics = train_side_by_side(jobs, workers, "training")
     runs = {name: metrics[k * seeds : (k + 1) * seeds] for k, name in enumerate(RECIPES)}
     summary = summarise(runs)
@@ -154,7 +170,7 @@ def _print(summary: Mapping[str, Any], picture: Path) -> None:
         f"Mean Teacher + fast-SWA makes {reduction['mean']:.0f}% fewer errors than supervised training "
         f"+ fast-SWA on the same labels{interval}."
     )
-    print(f"{summary['seconds']:.0f} s; error against epoch: {picture}", file=sys.stdout)
+    print(f"{summary['seconds']:.0f} s; error against epoch: {picture}")
 
 
 def _cell(values: Sequence[float]) -> str:

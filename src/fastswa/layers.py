@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -76,8 +76,11 @@ def _parse_toml(text: str, where: str) -> Layer:
         raise RequestError(f"{where} is not valid TOML: {error}.") from error
 
 
-def flag_layer(arguments: Sequence[str]) -> Layer:
-    """`--schedule.cycle 30 --averaging.fast_swa.every=1 --deterministic` as nested dicts of strings."""
+def flag_layer(arguments: Sequence[str], options: Iterable[str] = ()) -> Layer:
+    """`--schedule.cycle 30 --averaging.fast_swa.every=1 --deterministic` as nested dicts of strings.
+
+    `options` are the command's own, for the hint that an unknown name gets.
+    """
     layer: Layer = {}
     rest = list(arguments)
     while rest:
@@ -87,9 +90,9 @@ def flag_layer(arguments: Sequence[str]) -> Layer:
         name, equals, value = token[2:].partition("=")
         name = name.replace("-", "_")
         path = ALIASES.get(name, name)
-        kind = _field_type(path)
+        kind = _field_type(path, options)
         if not equals:
-            if kind is bool and (not rest or rest[0].lower() not in ("true", "false")):
+            if kind is bool and (not rest or rest[0].startswith("--")):
                 value = "true"
             elif not rest or rest[0].startswith("--"):
                 raise RequestError(f"{token} needs a value.")
@@ -129,13 +132,14 @@ def _generic(path: str) -> str:
     return ".".join(parts)
 
 
-def _field_type(path: str) -> type | None:
+def _field_type(path: str, options: Iterable[str]) -> type | None:
     """bool or tuple where the setting is one; refuses names that are not settings."""
     known = dict(fields())
     if path == "schedule.preset":
         return None
     if _generic(path) not in known:
-        raise RequestError(f"unknown setting --{path}; {nearest(_generic(path), [*known, *ALIASES])}")
+        names = [*known, *ALIASES, *(option.removeprefix("--") for option in options)]
+        raise RequestError(f"unknown setting --{path}; {nearest(_generic(path), names)}")
     annotation = known[_generic(path)].annotation
     if annotation is bool:
         return bool
@@ -222,7 +226,7 @@ def _one_sentence(error: ValidationError) -> str:
         return f"{path}: '{shown}' is not one of {first['ctx']['expected']}."
     if kind == "string_pattern_mismatch":
         return f"{path}: an average's name is lower-case letters, digits and underscores, not '{shown}'."
-    return f"{path}: '{shown}' is refused: {first['msg'][0].lower()}{first['msg'][1:]}."
+    return f"{path}: '{shown}' is refused: it {first['msg'].removeprefix('Input ')}."
 
 
 def to_toml(config: Config) -> str:

@@ -140,9 +140,7 @@ class TrainedModel(nn.Module):
         elif array.ndim == 4 and array.shape[1:] != self.facts.shape:
             array = array.transpose(0, 3, 1, 2)
         if array.ndim != 4 or array.shape[1:] != self.facts.shape:
-            raise RequestError(
-                f"the model takes images of {height}x{width} with {channels} channels, not an array of shape {shape}."
-            )
+            raise RequestError(f"the model takes images of {height}x{width}x{channels}, not an array of shape {shape}.")
         return torch.from_numpy(np.ascontiguousarray(array))
 
 

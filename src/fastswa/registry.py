@@ -14,7 +14,9 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     """A hint for an unknown name: the nearest valid one, or the list of all."""
     names = sorted(valid)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"there are: {', '.join(names)}."
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"there are: {', '.join(names)}." if len(names) <= 20 else "--help lists them all."
 
 
 def resolve(kind: str, name: str, registry: Mapping[str, str]) -> Any:

@@ -292,7 +292,7 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (errno.ENOSPC, "The disk of .* is full; make room"),
+        (errno.ENOSPC, "the disk of .* is full; make room"),
         (errno.EACCES, "cannot be written to; give another folder with --root"),
         (errno.EROFS, "cannot be written to; give another folder with --root"),
         (errno.EIO, r"cannot be written to \("),

@@ -140,7 +140,7 @@ def test_a_whole_layout_is_preferred_to_one_with_a_file_missing(tmp_path: Path) 
 def test_a_missing_folder_is_named_with_what_to_do(tmp_path: Path) -> None:
     root = tmp_path / "no where"
     command = f"run `fastswa data download cifar100 --root '{root}'`, or pass `--data.root`"
-    with pytest.raises(RequestError, match=re.escape(f"There is no CIFAR-100 under {root}: {command}")):
+    with pytest.raises(RequestError, match=re.escape(f"there is no CIFAR-100 under {root}: {command}")):
         cifar.load_cifar100(root)
 
 

@@ -7,7 +7,7 @@ from toy import make_method
 
 from fastswa.config import MethodConfig
 from fastswa.errors import RequestError
-from fastswa.methods import METHODS, method_class
+from fastswa.methods import METHODS, method_class, refuse_unused
 
 OTHERS: dict[str, object] = {
     "weight": 3.0,
@@ -48,11 +48,12 @@ EFFECTS = {
 @pytest.mark.parametrize("setting", OTHERS)
 def test_setting_without_effect_is_refused(name: str, setting: str) -> None:
     if setting in EFFECTS[name]:
+        refuse_unused(name, ["name", setting])
         assert getattr(make_method(name, **{setting: OTHERS[setting]}).config, setting) == OTHERS[setting]
         return
     sentence = rf"^method\.{setting} has no effect on the method {name}; leave it out\.$"
     with pytest.raises(RequestError, match=sentence):
-        make_method(name, **{setting: OTHERS[setting]})
+        refuse_unused(name, ["name", setting])
 
 
 def test_every_setting_has_an_effect_on_some_method() -> None:

@@ -101,7 +101,7 @@ def test_a_detached_student_trips(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_a_frozen_teacher_trips(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    sentence = "method mean-teacher: a training step leaves the teacher where it was; it would train nothing."
+    sentence = "method mean-teacher: a training step leaves the teacher where it was; it would teach nothing."
     with monkeypatch.context() as patch:
         patch.setattr(State, "follow", lambda state, rate: None)
         assert trips(tmp_path / "run") == sentence

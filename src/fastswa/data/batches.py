@@ -48,13 +48,12 @@ def plan_batches(
     pool, share = (
         (len(unlabelled), size - labelled) if len(unlabelled) and labelled < size else (len(split.labelled), size)
     )
-    if steps is None:
-        steps = pool // share
-        if steps == 0:
-            kind = "unlabelled" if len(unlabelled) and labelled < size else "labelled"
-            raise RequestError(
-                f"batch.size: a batch takes {share} {kind} images, but only {pool} are there; make the batch smaller."
-            )
+    if share > pool:
+        kind = "unlabelled" if share < size else "labelled"
+        raise RequestError(
+            f"batch.size: a batch takes {share} {kind} images, but only {pool} are there; make the batch smaller."
+        )
+    steps = pool // share if steps is None else steps
     if labelled_only:
         labelled, unlabelled = size, unlabelled[:0]
     return BatchPlan(split.labelled, unlabelled, size, labelled, steps)

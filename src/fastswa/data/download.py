@@ -122,7 +122,7 @@ def _archive(name: str) -> Archive:
         raise RequestError("digits comes with the package; there is nothing to download.")
     near = difflib.get_close_matches(name.lower(), ARCHIVES, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    raise RequestError(f"There is no download named {name!r} (known: {', '.join(ARCHIVES)}){hint}")
+    raise RequestError(f"there is no download named {name!r} (known: {', '.join(ARCHIVES)}){hint}")
 
 
 def _fetch(url: str, part: Path, progress: Progress) -> None:
@@ -171,7 +171,7 @@ def _copy(response: http.client.HTTPResponse, file: BinaryIO, done: int, total: 
             break
     if cause is not None or (total is not None and done < total):
         of = f" of {total:,}" if total is not None else ""
-        raise RunError(f"The connection broke after {done:,}{of} bytes; run the command again to go on.") from cause
+        raise RunError(f"the connection broke after {done:,}{of} bytes; run the command again to go on.") from cause
 
 
 def _range_start(response: http.client.HTTPResponse) -> int | None:
@@ -238,7 +238,7 @@ def _writing(root: Path) -> Iterator[None]:
         raise RequestError(f"{root} is not a folder; give a folder with --root.") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise RunError(f"The disk of {root} is full; make room and run the command again to go on.") from error
+            raise RunError(f"the disk of {root} is full; make room and run the command again to go on.") from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise RunError(f"{root} cannot be written to; give another folder with --root.") from error
         raise RunError(f"{root} cannot be written to ({error.strerror or error}).") from error

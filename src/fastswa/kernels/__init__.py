@@ -7,7 +7,6 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-
 _TRITON = find_spec("triton") is not None
 
 

@@ -225,10 +225,18 @@ def _pool_backward_apply_kernel(
     is2 = (z2 == z) & (z0 != z) & (z1 != z)
     is3 = (z0 != z) & (z1 != z) & (z2 != z)
     gain = weight * rstd
-    tl.store(dx_ptr + p0, (gain * (tl.where(is0, dz, 0.0) - first - n0 * second)).to(dx_ptr.dtype.element_ty), mask=inside)
-    tl.store(dx_ptr + p1, (gain * (tl.where(is1, dz, 0.0) - first - n1 * second)).to(dx_ptr.dtype.element_ty), mask=inside)
-    tl.store(dx_ptr + p2, (gain * (tl.where(is2, dz, 0.0) - first - n2 * second)).to(dx_ptr.dtype.element_ty), mask=inside)
-    tl.store(dx_ptr + p3, (gain * (tl.where(is3, dz, 0.0) - first - n3 * second)).to(dx_ptr.dtype.element_ty), mask=inside)
+    tl.store(
+        dx_ptr + p0, (gain * (tl.where(is0, dz, 0.0) - first - n0 * second)).to(dx_ptr.dtype.element_ty), mask=inside
+    )
+    tl.store(
+        dx_ptr + p1, (gain * (tl.where(is1, dz, 0.0) - first - n1 * second)).to(dx_ptr.dtype.element_ty), mask=inside
+    )
+    tl.store(
+        dx_ptr + p2, (gain * (tl.where(is2, dz, 0.0) - first - n2 * second)).to(dx_ptr.dtype.element_ty), mask=inside
+    )
+    tl.store(
+        dx_ptr + p3, (gain * (tl.where(is3, dz, 0.0) - first - n3 * second)).to(dx_ptr.dtype.element_ty), mask=inside
+    )
 
 
 def _shape(x: Tensor) -> tuple[int, int, int]:

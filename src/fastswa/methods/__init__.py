@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fastswa.config import MethodConfig
@@ -29,10 +30,11 @@ def method_class(name: str) -> type[Method]:
 
 def build(config: MethodConfig, *, images: int, classes: int) -> Method:
     """The method that `config` names, for a data set of `images` training images and `classes` classes."""
-    method = method_class(config.name)
-    defaults = MethodConfig()
-    for setting in MethodConfig.model_fields:
-        changed = getattr(config, setting) != getattr(defaults, setting)
-        if setting != "name" and changed and setting not in method.settings:
-            raise RequestError(f"method.{setting} has no effect on the method {config.name}; leave it out.")
-    return method(config, images=images, classes=classes)
+    return method_class(config.name)(config, images=images, classes=classes)
+
+
+def refuse_unused(name: str, settings: Iterable[str]) -> None:
+    """Refuse settings of [method] that a person gave and that the method `name` does not read."""
+    for setting in settings:
+        if setting != "name" and setting not in method_class(name).settings:
+            raise RequestError(f"method.{setting} has no effect on the method {name}; leave it out.")

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from fastswa.averaging import frozen_statistics
+from fastswa.config import MethodConfig
+from fastswa.errors import RequestError
 from fastswa.methods.losses import classification, entropy, kl, probabilities
 from fastswa.methods.method import Batch, Method, Network, Output, Terms
 
@@ -79,6 +81,11 @@ class VATEntMin(VAT):
 
     settings = VAT.settings | {"entropy"}
     terms = ("classification", "consistency", "entropy")
+
+    def __init__(self, config: MethodConfig, *, images: int, classes: int) -> None:
+        super().__init__(config, images=images, classes=classes)
+        if config.entropy == 0:
+            raise RequestError("method.entropy is 0, which leaves plain VAT; use the method vat.")
 
     def extra(self, batch: Batch, output: Output) -> Terms:
         labelled = len(batch.labels)

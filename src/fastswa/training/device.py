@@ -50,6 +50,12 @@ def choose_compute(config: DeviceConfig) -> Compute:
     engine = ("compiled" if cuda else "eager") if config.engine == "auto" else config.engine
     if engine == "graph" and not cuda:
         raise RequestError("device.engine: graph needs a CUDA device; use eager.")
+    if engine == "compiled" and not cuda:
+        from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+        if not pick_vec_isa():
+            # The random numbers rely on 32-bit wrap-around, which scalar C++ does not promise.
+            raise RequestError("device.engine: compiled needs a CPU with vector instructions; use eager.")
     return Compute(device, precision, engine, config.deterministic)
 
 

@@ -63,6 +63,11 @@ class RunFolder:
     def write_environment(self, facts: Mapping[str, Any]) -> None:
         self._write("environment.json", json.dumps({**environment(), **facts}, indent=2) + "\n")
 
+    def keep_environment(self, facts: Mapping[str, Any]) -> None:
+        """Write the environment if a kill came before it was written."""
+        if not (self.path / "environment.json").exists():
+            self.write_environment(facts)
+
     def metrics(self) -> list[dict[str, Any]]:
         """The evaluations so far; a last line cut short by a kill is left out."""
         if not self._metrics.exists():

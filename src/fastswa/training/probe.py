@@ -37,7 +37,7 @@ def probe(step: Step) -> None:
             if torch.equal(before[name], _parameters(network)):
                 raise RunError(
                     f"method {state.method.config.name}: a training step leaves the {name} where it was; "
-                    "it would train nothing."
+                    f"it would {'teach' if name == 'teacher' else 'train'} nothing."
                 )
         if bool(state.broken):
             raise RunError("the loss of the very first batch is not finite; check the images and the weights.")

@@ -73,9 +73,11 @@ def train_new(config: Config, out: Path, watcher: Watcher, say: Say) -> RunResul
     return RunResult(out, trainer.folder.metrics(), finished)
 
 
-def _trainer(config: Config, dataset: Dataset, compute: Compute, folder: RunFolder) -> Trainer:
+def _trainer(config: Config, dataset: Dataset, compute: Compute, folder: RunFolder, *, fresh: bool = True) -> Trainer:
+    """Everything a run trains with; `fresh` is False where a checkpoint is about to replace the state."""
     material = prepare(config, dataset, compute)
-    state = build_state(config, compute, material.facts, images=len(dataset.train))
+    weights = Path(config.start.weights) if fresh and config.start.weights is not None else None
+    state = build_state(config, compute, material.facts, images=len(dataset.train), weights=weights)
     return Trainer(config, material, state, compute, folder, fingerprint(config))
 
 
@@ -101,7 +103,7 @@ def resume(path: Path, changes: Mapping[str, Any], watcher: Watcher, say: Say) -
         )
     compute = choose_compute(config.device)
     with settings_of(compute, config.device.threads):
-        trainer = _trainer(config, load_data(config), compute, folder)
+        trainer = _trainer(config, load_data(config), compute, folder, fresh=checkpoint is None)
         state = trainer.state
         if checkpoint is None:
             begin = f"its parent {config.start.run}" if config.start.run else "step 0"
@@ -117,6 +119,7 @@ def resume(path: Path, changes: Mapping[str, Any], watcher: Watcher, say: Say) -
             return RunResult(path, folder.metrics(), True)
         trainer.check()
         folder.write_config(config)
+        folder.keep_environment(compute.facts())
         finished = trainer.train(_watchers(config, watcher, path))
     return RunResult(path, folder.metrics(), finished)
 
@@ -143,6 +146,9 @@ def _fork(config: Config, state: State, steps_per_epoch: int, say: Say) -> dict[
     if checkpoint is None:
         raise RequestError(f"{source} has no whole checkpoint to fork from.")
     facts, theirs = checkpoint.facts, checkpoint.tensors
+    for name in theirs.keys() - state.tensors().keys():
+        if name.startswith("student."):
+            raise RequestError(f"{source} cannot be forked: its network has {name} besides.")
     epoch = facts["step"] / facts["steps_per_epoch"]
     if steps_per_epoch != facts["steps_per_epoch"] and not epoch.is_integer():
         raise RequestError(f"{source} stopped within an epoch, and the fork's epochs have another length.")
@@ -206,6 +212,8 @@ def evaluate_run(path: Path, device: str = "auto") -> dict[str, dict[str, dict[s
     figures: dict[str, dict[str, dict[str, float]]] = {}
     with settings_of(compute, config.device.threads):
         material = prepare(config, load_data(config), compute)
+        if not material.evaluators:
+            raise RequestError(f"{path} has neither test nor validation images to be measured on.")
         for file in files:
             network = load_model(file).network.to(compute.device, compute.dtype)
             for images, evaluator in material.evaluators.items():

@@ -101,8 +101,8 @@ class State:
             average.count, average.last_due = (counters["averages"][name][k] for k in ("count", "last_due"))
 
 
-def build_state(config: Config, compute: Compute, facts: ModelFacts, images: int) -> State:
-    """A run's state at step 0: student and teacher each from their own initialisation."""
+def build_state(config: Config, compute: Compute, facts: ModelFacts, images: int, weights: Path | None = None) -> State:
+    """A run's state at step 0: student and teacher each from their own initialisation, or from `weights`."""
     method = build_method(config.method, images=images, classes=len(facts.classes))
     method.to(compute.device)
     student = build_network(facts, config.seed, "student").to(compute.device, compute.dtype)
@@ -112,9 +112,9 @@ def build_state(config: Config, compute: Compute, facts: ModelFacts, images: int
         teacher.requires_grad_(False)
     for network in filter(None, (student, teacher)):
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if config.start.weights is not None:
+    if weights is not None:
         for network in filter(None, (student, teacher)):
-            load_weights(Path(config.start.weights), network)
+            load_weights(weights, network)
     averages = {
         name: AveragedWeights(
             student,

@@ -40,4 +40,4 @@ def load(source: str, root: Path) -> Dataset:
     known = ", ".join(SOURCES)
     near = difflib.get_close_matches(source.lower(), SOURCES, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    raise RequestError(f"There is no data source {source!r} (known: {known}, or a path to an .npz file){hint}")
+    raise RequestError(f"there is no data source {source!r} (known: {known}, or a path to an .npz file){hint}")

@@ -84,7 +84,7 @@ def _locate(published: _Published, root: Path) -> tuple[Path, _Layout]:
     if incomplete:
         folder, name = incomplete[0]
         raise RequestError(f"{folder / name} is missing: {_advice(published, folder.parent)}.")
-    raise RequestError(f"There is no {published.title} under {root}: {_advice(published, root)}.")
+    raise RequestError(f"there is no {published.title} under {root}: {_advice(published, root)}.")
 
 
 def _candidates(layout: _Layout, root: Path) -> Iterator[Path]:
