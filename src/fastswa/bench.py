@@ -305,4 +305,6 @@ def _print(rows: Sequence[Row]) -> None:
             "–" if row.ratio_to_floor is None else f"{row.ratio_to_floor:.2f}",
             "–" if row.memory_mib is None else f"{row.memory_mib:.0f}",
         )  # fmt: skip
-    Console().print(table)
+    # A pipe has no width of its own, and ten columns want more than the usual 80.
+    console = Console()
+    (console if console.is_terminal else Console(width=130)).print(table)

@@ -27,6 +27,7 @@ from fastswa.errors import RequestError
 
 RECIPES = {"supervised": "digits-supervised", "Pi model": "digits-pi", "Mean Teacher": "digits-mean-teacher"}
 NETWORKS = ("student", "teacher", "swa", "fast_swa")
+_TICKS = (2, 3, 4, 5, 6, 8, 10, 15, 20, 40)
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ def _cell(values: Sequence[float]) -> str:
 
 
 def draw(runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], path: Path) -> None:
-    """Error against epoch, one panel a method, mean over seeds with the range shaded."""
+    """Error against epoch, one panel a method: means over the seeds, and fast-SWA's range shaded."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -196,15 +197,19 @@ def draw(runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], path: Path) 
             epochs = [epoch for epoch, _ in lines[0]]
             values = np.array([[error for _, error in line] for line in lines])
             panel.plot(epochs, values.mean(axis=0), color=colours[network], label=shown(network), marker=".")
-            panel.fill_between(epochs, values.min(axis=0), values.max(axis=0), color=colours[network], alpha=0.12)
+            if network == "fast_swa":
+                panel.fill_between(epochs, values.min(axis=0), values.max(axis=0), color=colours[network], alpha=0.12)
         panel.set_title(name)
         panel.set_xlabel("epoch")
-        panel.set_yscale("log")
-        panel.set_yticks([3, 4, 6, 10, 20, 40], ["3", "4", "6", "10", "20", "40"])
-        panel.minorticks_off()
         panel.grid(alpha=0.25)
         panel.legend(frameon=False)
-    panels[0][0].set_ylabel("test error (%)")
+    shared = panels[0][0]
+    shared.set_yscale("log")
+    low, high = shared.get_ylim()
+    shared.set_yticks(_TICKS, [str(tick) for tick in _TICKS])
+    shared.set_ylim(low, high)
+    shared.minorticks_off()
+    shared.set_ylabel("test error (%)")
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)

@@ -44,8 +44,8 @@ def synthetic(images: int = 2000) -> Dataset:
 
 def config_of(*flags: str) -> Config:
     method = "--method" in flags and flags[flags.index("--method") + 1]
-    one_head = ["--model.heads", "1"] if method in ("vat-entmin", "temporal-ensembling") else []
-    return build_config(recipe_layer("cifar10-cnn-mean-teacher-4k"), flag_layer([*SMALL, *one_head, *flags]))
+    recipe = f"cifar10-cnn-{method or 'mean-teacher'}-4k"
+    return build_config(recipe_layer(recipe), flag_layer([*SMALL, *flags]))
 
 
 def built(config: Config) -> tuple[Material, State, Feed, Step]:

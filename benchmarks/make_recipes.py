@@ -1,0 +1,23 @@
+"""python benchmarks/make_recipes.py: write the recipes of the paper's CIFAR tables from their one description."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fastswa
+from fastswa.tables.rows import recipe_files
+
+
+def main() -> None:
+    folder = Path(fastswa.__file__).parent / "recipes"
+    files = recipe_files()
+    stale = [path for path in folder.glob("cifar*.toml") if path.name not in files]
+    for path in stale:
+        path.unlink()
+    for name, text in files.items():
+        (folder / name).write_text(text, "utf-8")
+    print(f"{len(files)} recipes written, {len(stale)} removed: {folder.name}/")
+
+
+if __name__ == "__main__":
+    main()

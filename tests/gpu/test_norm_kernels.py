@@ -1,0 +1,57 @@
+"""The fused batch-norm kernels against torch's own operations in float64, on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+SHAPES = [(100, 128, 32, 32), (100, 256, 16, 16), (7, 512, 6, 6), (3, 16, 4, 6)]
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    return float((found.detach().double() - expected.detach()).norm() / expected.detach().norm())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 5e-3)])
+def test_value_gradient_and_running_statistics(
+    shape: tuple[int, int, int, int], pool: bool, dtype: torch.dtype, bound: float
+) -> None:
+    from fastswa.kernels.norm import batch_statistics, normalise_activate
+
+    generator = torch.Generator("cuda").manual_seed(1)
+
+    def random(*size: int) -> Tensor:
+        return torch.randn(*size, device="cuda", generator=generator)
+
+    channels = shape[1]
+    x = (3 * random(*shape) + 5).to(dtype).contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight, bias, shift = random(channels).requires_grad_(), random(channels).requires_grad_(), random(channels)
+    mean, variance = random(channels), random(channels).square()
+    plain = [t.detach().double().clone() for t in (x, weight, bias)]
+    plain_x, plain_weight, plain_bias = (t.requires_grad_() for t in plain)
+    plain_mean, plain_variance = mean.double(), variance.double()
+
+    statistics = batch_statistics(x.detach(), shift, mean, variance, 0.1, 1e-5)
+    y = normalise_activate(x, *statistics, weight, bias, 0.1, pool)
+    shifted = plain_x + shift.double()[:, None, None]
+    z = F.leaky_relu(F.batch_norm(shifted, plain_mean, plain_variance, plain_weight, plain_bias, True, 0.1, 1e-5), 0.1)
+    z = F.max_pool2d(z, 2) if pool else z
+    assert y.shape == z.shape
+    assert distance(y, z) < bound
+    assert distance(mean, plain_mean) < 1e-6
+    assert distance(variance, plain_variance) < 1e-6
+
+    direction = torch.randn_like(y)
+    found = torch.autograd.grad(y, (x, weight, bias), direction)
+    expected = torch.autograd.grad(z, (plain_x, plain_weight, plain_bias), direction.double())
+    for mine, theirs in zip(found, expected, strict=True):
+        assert distance(mine, theirs) < bound
