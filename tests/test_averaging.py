@@ -476,3 +476,17 @@ def test_frozen_statistics_ends_with_its_block_even_if_that_fails() -> None:
     with pytest.raises(ZeroDivisionError), frozen_statistics(model):
         _ = 1 / 0
     assert [norm.track_running_stats for norm in model] == [True, False]
+
+
+def test_the_average_predicts_in_evaluation_mode_whatever_the_model_is_in() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2)).train()
+    averaged = AveragedWeights(model)
+    averaged.update()
+    batches = [torch.randn(16, 3) for _ in range(4)]
+    averaged.refresh(batches)
+    assert torch.equal(averaged.module(batches[0]), averaged.module(batches[0]))
+    statistics = averaged.module[1].running_mean.clone()
+    averaged.module(batches[1] + 5)
+    assert torch.equal(averaged.module[1].running_mean, statistics)
+    assert model.training

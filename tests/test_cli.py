@@ -31,7 +31,10 @@ METHODS = "mean-teacher, pi, supervised, temporal-ensembling, vat, vat-entmin"
 # What is typed in a folder with `place`'s files, and the one sentence that answers it with exit code 2.
 WRONG = {
     "trian": "unknown command 'trian'; did you mean train?",
-    "--verion": "unknown command '--verion'; there are: bench, data, demo, evaluate, recipes, resume, train.",
+    "--verion": (
+        "unknown command '--verion'; there are: bench, data, demo, evaluate, figure, recipes, resume, table, train."
+    ),
+    "train digits-mean-teacher --model cnn13": "model.name: cnn13 takes images of at least 12x12, not 8x8.",
     "train": "name a recipe (`fastswa recipes` lists them), or give --config FILE or --from RUN.",
     "train digits-meen-teacher": "unknown recipe 'digits-meen-teacher'; did you mean digits-mean-teacher?",
     "train digits-pi digits-mean-teacher": "name one recipe, not 2.",
@@ -253,7 +256,7 @@ def test_every_recipe_builds_and_comes_back(recipe: str, command: Command, tmp_p
         network = build_network(
             config.model.name, channels=3, classes=10, heads=config.model.heads, **network_options(config)
         )
-    assert method.terms[0] == "classification"
+    assert "classification" in method.terms
     assert sum(p.numel() for p in network.parameters()) > 1000
 
 

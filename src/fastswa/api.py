@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastswa.config import Config, to_dict
-from fastswa.layers import build_config, merge, recipe_layer
+from fastswa.layers import build_config, merge, target_layer
 
 if TYPE_CHECKING:
     from fastswa.modelfile import TrainedModel
@@ -31,18 +31,21 @@ def fit(
     seed: int | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> RunResult:
-    """Train a recipe (by name) or a Config into the new run folder `out`.
+    """Train a recipe (by name), one's own arrays (an .npz file) or a Config into the new run folder `out`.
 
     `settings` are nested like the configuration: {"schedule": {"epochs": 10}}.
 
     >>> run = fit("digits-mean-teacher", seed=1, out="runs/a")
     >>> run.metrics[-1]["error"]["fast_swa"]
     """
+    from fastswa.methods import refuse_unused
     from fastswa.training.run import train_new
 
-    base = to_dict(recipe) if isinstance(recipe, Config) else recipe_layer(recipe)
+    base = to_dict(recipe) if isinstance(recipe, Config) else target_layer(recipe)
     extra: dict[str, Any] = {} if seed is None else {"seed": seed}
-    return train_new(build_config(base, merge(settings or {}, extra)), Path(out), _Quiet(), _warn)
+    config = build_config(base, merge(settings or {}, extra))
+    refuse_unused(config.method.name, (settings or {}).get("method", {}))
+    return train_new(config, Path(out), _Quiet(), _warn)
 
 
 def resume(run: str | Path, *, settings: Mapping[str, Any] | None = None) -> RunResult:

@@ -39,7 +39,8 @@ class AveragedWeights:
 
     `start` and `every` are in epochs, `start` included; fractions are fine, and `every=0` averages at each
     call. Without `decay` all iterates weigh the same (SWA with `every` = the cycle, fast-SWA below it); with
-    it the average is an exponential one whose first updates are plain means until that decay is reached.
+    it the average is an exponential one that starts at the first iterate taken (not at the initial weights) and
+    whose first updates are plain means until that decay is reached.
 
     >>> averaged = AveragedWeights(model, start=150, every=3)
     >>> averaged.update(epoch)  # at each epoch's start, or after each batch with a fractional epoch
@@ -54,14 +55,14 @@ class AveragedWeights:
         self.start, self.every, self.decay = float(start), float(every), decay
         self.count = 0
         self.last_due = -1
-        self._module = copy.deepcopy(self._source).requires_grad_(False)
+        self._module = copy.deepcopy(self._source).requires_grad_(False).eval()
         # Means of 16-bit weights are kept in 32 bits: a running mean in bf16 stops moving after ~256 updates.
         self._means = [p.detach().float() if p.dtype in _HALF else p.detach() for p in self._module.parameters()]
         self._stale = False
 
     @property
     def module(self) -> nn.Module:
-        """The averaged network: same architecture, no gradients."""
+        """The averaged network: same architecture, in evaluation mode, no gradients."""
         if self._stale:
             with torch.no_grad():
                 for parameter, mean in zip(self._module.parameters(), self._means, strict=True):

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fastswa import __version__
 from fastswa.errors import FastswaError, RequestError
@@ -23,7 +23,7 @@ class Verb:
     usage: str
     summary: str
     options: dict[str, bool]
-    settings: bool = False
+    settings: Literal["none", "all", "resumable"] = "none"
     details: str = ""
 
 
@@ -52,7 +52,7 @@ class Arguments:
                 if self.settings:
                     raise RequestError(f"unexpected argument '{word}'; what to work on comes first after the verb.")
                 self.targets.append(word)
-            elif verb.settings:
+            elif verb.settings != "none":
                 self.settings.append(word)
                 if not equals and rest and not rest[0].startswith("--"):
                     self.settings.append(rest.pop(0))
@@ -83,18 +83,29 @@ class Arguments:
             raise RequestError(f"{option}: '{self.options[option]}' is not a whole number.")
         return int(value)
 
+    def words(self, option: str) -> list[str]:
+        """A list given with an option, separated by commas."""
+        return [word for word in self.options.get(option, "").split(",") if word]
+
+    def wholes(self, option: str) -> list[int]:
+        """A list of whole numbers given with an option."""
+        if not all(word.isdigit() for word in self.words(option)):
+            raise RequestError(f"{option}: '{self.options[option]}' is not a list of whole numbers such as 1000,4000.")
+        return [int(word) for word in self.words(option)]
+
     def __contains__(self, option: str) -> bool:
         return option in self.options
 
 
 def _train(arguments: Arguments) -> int:
-    from fastswa.layers import build_config, file_layer, flag_layer, own_data_layer, recipe_layer, to_toml
+    from fastswa.layers import build_config, file_layer, flag_layer, target_layer, to_toml
+    from fastswa.methods import refuse_unused
 
     layers: list[dict[str, Any]] = []
     name = None
     if arguments.targets:
         name = arguments.target("recipe")
-        layers.append(own_data_layer(name) if name.endswith(".npz") else recipe_layer(name))
+        layers.append(target_layer(name))
     if "--config" in arguments:
         layers.append(file_layer(Path(arguments.options["--config"])))
     flags = flag_layer(arguments.settings, arguments.verb.options)
@@ -106,29 +117,62 @@ def _train(arguments: Arguments) -> int:
 
         layers.append(parent_layer(parent))
     config = build_config(*layers, flags)
+    refuse_unused(config.method.name, flags.get("method", {}))
     if "--print-config" in arguments:
         print(to_toml(config), end="")
         return 0
     from fastswa.console import ConsoleWatcher, say
-    from fastswa.methods import refuse_unused
     from fastswa.training.run import train_new
 
-    refuse_unused(config.method.name, flags.get("method", {}))
-
-    out = Path(arguments.options.get("--out") or _free_folder(name or "run", config.seed))
+    out = Path(arguments.options.get("--out") or _free_folder(f"runs/{Path(name or 'run').stem}-seed-{config.seed}"))
     with ConsoleWatcher(out, arguments.number("--stop-after", float("inf"))) as watcher:
         result = train_new(config, out, watcher, say)
     return watcher.conclude(result, as_json="--json" in arguments)
 
 
-def _free_folder(name: str, seed: int) -> str:
-    """runs/NAME-seed-N, or the first of its numbered siblings that is not there."""
-    base = f"runs/{Path(name).stem}-seed-{seed}"
+def _free_folder(base: str) -> str:
+    """`base`, or the first of its numbered siblings that is not there."""
     number, path = 1, base
     while Path(path).exists():
         number += 1
         path = f"{base}-{number}"
     return path
+
+
+def _table(arguments: Arguments) -> int:
+    from fastswa.tables.render import print_table, rendered
+    from fastswa.tables.table import table, table_names
+
+    if not arguments.targets:
+        raise RequestError(f"name a table; there are: {', '.join(table_names())}.")
+    sheet = table(
+        arguments.target("table"),
+        _results(arguments),
+        labels=arguments.wholes("--labels"),
+        methods=arguments.words("--methods"),
+        measured_only="--measured" in arguments,
+    )
+    form = "json" if "--json" in arguments else arguments.options.get("--format", "terminal")
+    if form == "terminal":
+        print_table(sheet)
+    else:
+        print(rendered(sheet, form), end="")
+    return 0
+
+
+def _figure(arguments: Arguments) -> int:
+    from fastswa.tables.figures import figure
+
+    paths = figure(arguments.target("figure"), _results(arguments), Path(arguments.options.get("--out", "figures")))
+    print(json.dumps([str(path) for path in paths]) if "--json" in arguments else "\n".join(map(str, paths)))
+    return 0
+
+
+def _results(arguments: Arguments) -> Path | None:
+    """The folder of results: the one named, else ./results where there is one."""
+    if "--results" in arguments:
+        return Path(arguments.options["--results"])
+    return Path("results") if Path("results").is_dir() else None
 
 
 def _resume(arguments: Arguments) -> int:
@@ -160,7 +204,7 @@ def _demo(arguments: Arguments) -> int:
         raise RequestError(f"demo takes no '{arguments.targets[0]}'; it trains its own three recipes.")
     from fastswa.demo import run_demo
 
-    out = Path(arguments.options.get("--out") or _free_folder("demo", 0).removesuffix("-seed-0"))
+    out = Path(arguments.options.get("--out") or _free_folder("runs/demo"))
     return run_demo(
         out,
         seeds=arguments.whole("--seeds", 3),
@@ -216,7 +260,7 @@ VERBS = {
     "demo": Verb(
         _demo,
         "demo [--seeds N] [--out FOLDER]",
-        "few labels, three methods, one table: see on your own machine what averaging does",
+        "few labels, three methods, one table: see on your own machine what unlabelled images are worth",
         {"--seeds": True, "--workers": True, "--out": True, "--record": True, **_COMMON},
         details="--workers N trains N runs at a time; --record FILE writes the figures as JSON.",
     ),
@@ -225,7 +269,7 @@ VERBS = {
         "train RECIPE|FILE.npz [--config FILE] [--out RUN] [settings]",
         "train a recipe, or your own arrays",
         {"--config": True, "--out": True, "--print-config": False, **_RUN},
-        settings=True,
+        settings="all",
         details=(
             "RECIPE < --config FILE < settings; --print-config shows what would run.\n"
             "--from RUN[@EPOCH] forks a run; --stop-after MINUTES saves and ends before a limit."
@@ -236,8 +280,8 @@ VERBS = {
         "resume RUN [--schedule.epochs N]",
         "go on with a run, or extend it",
         {**_RUN},
-        settings=True,
-        details="Only what fastswa.config.RESUMABLE lists may change.",
+        settings="resumable",
+        details="Other settings cannot change: `fastswa train --from RUN` forks a run instead.",
     ),
     "evaluate": Verb(
         _evaluate,
@@ -246,6 +290,23 @@ VERBS = {
         {"--device": True, **_COMMON},
     ),
     "recipes": Verb(_recipes, "recipes [NAME]", "list the recipes, or show one", {**_COMMON}),
+    "table": Verb(
+        _table,
+        "table NAME [--labels 1000,4000] [--methods A,B]",
+        "one of the paper's tables with our measured figures beside it",
+        {"--labels": True, "--methods": True, "--measured": False, "--format": True, "--results": True, **_COMMON},
+        details=(
+            "NAME: cifar10-cnn, cifar10-shake-short, cifar10-shake-long, cifar100-cnn, cifar100-shake-short, or soa.\n"
+            "--format terminal|markdown|csv|json; --measured leaves out the rest; --results FOLDER (results)."
+        ),
+    ),
+    "figure": Verb(
+        _figure,
+        "figure NAME [--out FOLDER]",
+        "a figure as SVG and PNG: schedule, a table as bars, or a recipe's error against epoch",
+        {"--out": True, "--results": True, **_COMMON},
+        details="NAME: schedule, a table of `fastswa table`, or a recipe with results; --results FOLDER (results).",
+    ),
     "bench": Verb(
         _bench,
         "bench [--device cpu|cuda] [--models A,B]",
@@ -275,12 +336,15 @@ def _verb_help(verb: Verb) -> str:
     text = f"fastswa {verb.usage}\n\n{verb.summary[0].upper()}{verb.summary[1:]}."
     text += f"\n{verb.details}" if verb.details else ""
     text += "\n\nOptions: " + " ".join(verb.options)
-    if verb.settings:
+    if verb.settings != "none":
+        from fastswa.config import RESUMABLE
         from fastswa.layers import ALIASES, fields
 
         short = {path: name for name, path in ALIASES.items()}
         rows = []
         for path, field in fields():
+            if verb.settings == "resumable" and path not in RESUMABLE:
+                continue
             name = f"--{path}" + (f", --{short[path]}" if path in short else "")
             default = "" if field.default is None else f" [{field.default}]"
             rows.append(f"  {name:<40} {field.description}{default}")

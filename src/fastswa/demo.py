@@ -114,7 +114,12 @@ def recorded(summary: Mapping[str, Any]) -> dict[str, Any]:
     from fastswa.training.folder import environment
 
     configs = {recipe: to_dict(build_config(recipe_layer(recipe))) for recipe in RECIPES.values()}
-    return {"command": "fastswa demo", **summary, "environment": environment(), "configs": configs}
+    return {
+        "command": f"fastswa demo --seeds {summary['seeds']}",
+        **summary,
+        "environment": environment(),
+        "configs": configs,
+    }
 
 
 def summarise(runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:

@@ -46,12 +46,17 @@ def recipe_names() -> list[str]:
 def recipe_text(name: str) -> str:
     """A recipe's file as it is, with its header comment."""
     if name not in recipe_names():
-        raise RequestError(f"unknown recipe '{name}'; {nearest(name, recipe_names())}")
+        raise RequestError(f"unknown recipe '{name}'; {nearest(name, recipe_names(), '`fastswa recipes` lists them.')}")
     return (resources.files("fastswa") / "recipes" / f"{name}.toml").read_text("utf-8")
 
 
 def recipe_layer(name: str) -> Layer:
     return _parse_toml(recipe_text(name), f"recipe {name}")
+
+
+def target_layer(name: str) -> Layer:
+    """The settings behind a recipe's name, or behind a file of one's own data."""
+    return own_data_layer(name) if name.endswith(".npz") else recipe_layer(name)
 
 
 def own_data_layer(source: str) -> Layer:

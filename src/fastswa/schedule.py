@@ -56,8 +56,6 @@ class CyclicCosine:
         self.optimizer = optimizer
         self.length, self.period, self.cycle = length, period, cycle
         self.epoch = 0.0
-        for group in optimizer.param_groups:
-            group.setdefault("initial_lr", float(group["lr"]))
         self.step(0.0)
 
     def factor(self, epoch: float) -> float:
@@ -68,6 +66,7 @@ class CyclicCosine:
         """Set the rates for a fractional epoch (none given: the next whole one)."""
         self.epoch = self.epoch + 1.0 if epoch is None else float(epoch)
         for group in self.optimizer.param_groups:
+            group.setdefault("initial_lr", float(group["lr"]))
             rate = group["initial_lr"] * self.factor(self.epoch)
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(rate)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastswa.models.shake_shake import ShakeShake, _Block, _Downsample, shake, shake_shake_26_2x96d
+from fastswa.models.shake_shake import ShakeShake, ShakeShake26, _Block, _Downsample, shake
 from fastswa.noise import Noise, step_words
 
 
@@ -212,7 +212,7 @@ def test_passes_differ_by_scope_and_step_and_repeat_within_one() -> None:
 
 def test_stages_have_four_blocks_of_96_192_and_384_channels() -> None:
     with torch.device("meta"):
-        network = shake_shake_26_2x96d()
+        network = ShakeShake26()
     assert [block.branch1.conv2.weight.shape[0] for block in network.blocks] == [96] * 4 + [192] * 4 + [384] * 4
     assert [block.branch2.conv1.stride[0] for block in network.blocks] == [1] * 4 + [2, 1, 1, 1] * 2
     assert len({block.name for block in network.blocks}) == 12

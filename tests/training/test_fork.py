@@ -133,7 +133,7 @@ def test_a_teacher_that_the_fork_lacks_is_left_out(finished: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("model", "difference"),
-    [({"width": 5}, "block1.0.conv.weight"), ({"name": "cnn13", "width": None}, "blocks.0.0.conv.bias")],
+    [({"width": 5}, "block1.0.conv.weight"), ({"heads": 1}, "heads.second")],
 )
 def test_another_network_is_refused(model: dict[str, object], difference: str, finished: Path, tmp_path: Path) -> None:
     message = refusal(forked(str(finished), {"model": model, "schedule": {"epochs": 5}}), tmp_path / "fork")

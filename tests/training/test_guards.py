@@ -45,6 +45,7 @@ class LeakingTeacher(MeanTeacher):
         return {
             "classification": classification(output.logits, batch.labels),
             "consistency": batch.weight * self.divergence(self.compared(output.consistency), target).mean(),
+            **self.tied(output),
         }
 
     def compared(self, logits: Tensor) -> Tensor:
@@ -65,9 +66,27 @@ class LazyTeacher(MeanTeacher):
         return 0.0
 
 
+class OnlyTheHead(MeanTeacher):
+    """The consistency loss trains the second head and nothing below it."""
+
+    def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:
+        terms = super().losses(batch, student, teacher)
+        output = student(batch.view("student"), batch.noise.scope("student"))
+        second = student.heads.second(output.features.detach())
+        target = torch.full_like(second, 1.0 / second.shape[1])
+        return {**terms, "consistency": batch.weight * self.divergence(second, target).mean()}
+
+
 class ForgottenTerm(MeanTeacher):
     def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:
-        return {"classification": super().losses(batch, student, teacher)["classification"]}
+        terms = super().losses(batch, student, teacher)
+        return {name: term for name, term in terms.items() if name != "consistency"}
+
+
+class SecretTerm(MeanTeacher):
+    def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:
+        terms = super().losses(batch, student, teacher)
+        return {**terms, "secret": terms["classification"]}
 
 
 class Breaking(MeanTeacher):
@@ -124,6 +143,13 @@ def test_a_gradient_into_the_teacher_trips(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_a_term_that_is_declared_but_missing_trips(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     use(monkeypatch, "ForgottenTerm")
     assert trips(tmp_path / "run") == "method mean-teacher declares the term 'consistency' but does not compute it."
+    use(monkeypatch, "SecretTerm")
+    assert trips(tmp_path / "run") == "method mean-teacher computes the term 'secret' but does not declare it."
+
+
+def test_a_term_that_stops_at_a_head_trips(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use(monkeypatch, "OnlyTheHead")
+    assert "the term 'consistency' sends no gradient to the student" in trips(tmp_path / "run")
 
 
 def test_a_resumed_run_is_probed_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

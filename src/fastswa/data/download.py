@@ -9,7 +9,6 @@ import contextlib
 import difflib
 import errno
 import gzip
-import hashlib
 import http.client
 import os
 import tarfile
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from fastswa.data.sources.cifar import SUBSET
+from fastswa.data.published import ARCHIVES, SUBSET, Archive, md5
 from fastswa.errors import FastswaError, RequestError, RunError
 
 BASE_URL = "https://www.cs.toronto.edu/~kriz/"
@@ -30,42 +29,6 @@ TIMEOUT = 60.0
 _CHUNK = 1 << 18
 
 Progress = Callable[[int, int | None], None]
-
-
-@dataclass(frozen=True)
-class Archive:
-    """A published archive: its file name and MD5, the folder that it unpacks to, and the MD5 of each file."""
-
-    file: str
-    md5: str
-    folder: str
-    files: dict[str, str]
-
-
-ARCHIVES: dict[str, Archive] = {
-    "cifar10": Archive(
-        "cifar-10-binary.tar.gz",
-        "c32a1d4ab5d03f1284b67883e8d87530",
-        "cifar-10-batches-bin",
-        {
-            "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
-            "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
-            "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
-            "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
-            "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
-            "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
-        },
-    ),
-    "cifar100": Archive(
-        "cifar-100-binary.tar.gz",
-        "03b5dce01913d631647c71ecec9e9cb8",
-        "cifar-100-binary",
-        {
-            "train.bin": "6172c7755cfe09b2fe270c85cebc1b15",
-            "test.bin": "4499cfba6c016c1be1438163640a0898",
-        },
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -104,7 +67,7 @@ def download(name: str, root: Path, progress: Progress | None = None, base_url: 
     with _bar(archive.file) if progress is None else contextlib.nullcontext(progress) as report:
         _fetch(base_url.rstrip("/") + "/" + archive.file, part, report)
     with _writing(root):
-        if _md5(part) != archive.md5:
+        if md5(part) != archive.digest:
             part.unlink()
             raise RunError(
                 f"{archive.file} arrived with the wrong MD5 and was deleted; run the command again "
@@ -216,15 +179,10 @@ def _refuse_unsafe(member: tarfile.TarInfo, archive: Archive) -> None:
 
 def _damaged(folder: Path, archive: Archive) -> str | None:
     """The name of the first file that is missing or has the wrong MD5; None where all are whole."""
-    for name, md5 in archive.files.items():
-        if not (folder / name).is_file() or _md5(folder / name) != md5:
+    for name, digest in archive.files.items():
+        if not (folder / name).is_file() or md5(folder / name) != digest:
             return name
     return None
-
-
-def _md5(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 @contextlib.contextmanager

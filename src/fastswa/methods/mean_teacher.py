@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 
@@ -17,7 +19,8 @@ class MeanTeacher(Method):
     settings = frozenset(
         {"weight", "ramp", "divergence", "tie", "teacher", "teacher_decay", "teacher_start", "teacher_every"}
     )
-    terms = ("classification", "consistency")
+    terms: ClassVar[Mapping[str, str]] = {"classification": "student", "consistency": "student", "tie": "student"}
+    moves = ("student", "teacher")
     has_teacher = True
 
     def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -51,13 +51,15 @@ Terms = dict[str, Tensor]
 class Method:
     """What the loss of one batch is. A method says only what differs; training owns everything else.
 
-    `settings` names the settings of [method] it reads. `terms` names its loss terms: each must send a
-    gradient to the student and none to the teacher, which is probed before training. `memory` holds tensors
-    of its own that change along training (saved with the run, kept on its device, updated in place).
+    `settings` names the settings of [method] it reads. What it declares is probed before training: `terms` maps
+    each loss term to the network that its gradient must run through, from the heads to the first layer (no term
+    may send one into the teacher); `moves` names the networks that a step must move. `memory` holds tensors of
+    its own that change along training (saved with the run, kept on its device, updated in place).
     """
 
     settings: ClassVar[frozenset[str]] = frozenset()
-    terms: ClassVar[tuple[str, ...]] = ("classification",)
+    terms: ClassVar[Mapping[str, str]] = {"classification": "student"}
+    moves: ClassVar[tuple[str, ...]] = ("student",)
     labelled_only: ClassVar[bool] = False
     has_teacher: ClassVar[bool] = False
 

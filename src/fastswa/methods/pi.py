@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 
 from fastswa.methods.losses import classification, probabilities
@@ -12,7 +15,7 @@ class Pi(Method):
     """The teacher is the student itself, in training mode; `both_sides` lets the gradient through both."""
 
     settings = frozenset({"weight", "ramp", "divergence", "tie", "both_sides"})
-    terms = ("classification", "consistency")
+    terms: ClassVar[Mapping[str, str]] = {"classification": "student", "consistency": "student", "tie": "student"}
 
     def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:
         output = student(batch.view("student"), batch.noise.scope("student"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -18,7 +21,7 @@ class TemporalEnsembling(Method):
     """
 
     settings = frozenset({"weight", "ramp", "divergence", "tie", "memory_decay"})
-    terms = ("classification", "consistency")
+    terms: ClassVar[Mapping[str, str]] = {"classification": "student", "consistency": "student", "tie": "student"}
 
     def __init__(self, config: MethodConfig, *, images: int, classes: int) -> None:
         super().__init__(config, images=images, classes=classes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import torch
@@ -41,7 +41,7 @@ class VAT(Method):
     """
 
     settings = frozenset({"weight", "ramp", "tie", "epsilon", "xi", "power_iterations"})
-    terms: ClassVar[tuple[str, ...]] = ("classification", "consistency")
+    terms: ClassVar[Mapping[str, str]] = {"classification": "student", "consistency": "student", "tie": "student"}
 
     def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:
         x, noise = batch.view("student"), batch.noise.scope("student")
@@ -80,7 +80,7 @@ class VATEntMin(VAT):
     """VAT, and the entropy of the predictions on unlabelled images kept low."""
 
     settings = VAT.settings | {"entropy"}
-    terms = ("classification", "consistency", "entropy")
+    terms: ClassVar[Mapping[str, str]] = {**VAT.terms, "entropy": "student"}
 
     def __init__(self, config: MethodConfig, *, images: int, classes: int) -> None:
         super().__init__(config, images=images, classes=classes)

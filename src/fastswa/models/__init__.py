@@ -13,9 +13,23 @@ if TYPE_CHECKING:
 
 MODELS = {
     "cnn13": "fastswa.models.cnn13:CNN13",
-    "shake-shake-26-2x96d": "fastswa.models.shake_shake:shake_shake_26_2x96d",
+    "shake-shake-26-2x96d": "fastswa.models.shake_shake:ShakeShake26",
     "small": "fastswa.models.small:SmallCNN",
 }
+
+
+def refuse_size(name: str, shape: tuple[int, int, int]) -> None:
+    """Refuse images (C, H, W) that the network `name` cannot take: each says how small and how divisible."""
+    network = resolve("model", name, MODELS)
+    _, height, width = shape
+    if min(height, width) < network.smallest:
+        raise RequestError(
+            f"model.name: {name} takes images of at least {network.smallest}x{network.smallest}, not {height}x{width}."
+        )
+    if height % network.divisor or width % network.divisor:
+        raise RequestError(
+            f"model.name: {name} takes images whose sides are multiples of {network.divisor}, not {height}x{width}."
+        )
 
 
 def build(name: str, *, channels: int, classes: int, heads: int = 1, **options: object) -> nn.Module:

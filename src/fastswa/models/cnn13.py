@@ -7,6 +7,8 @@ forward for one 32x32 image, counting 2 per multiply-add.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
@@ -36,6 +38,9 @@ class _Layer(nn.Module):
 
 class CNN13(nn.Module):
     """(N, C, H, W) normalised images, H and W at least 12, to an `Output`."""
+
+    smallest: ClassVar[int] = 12
+    divisor: ClassVar[int] = 1
 
     def __init__(self, *, channels: int = 3, classes: int = 10, heads: int = 1, dropout: float = 0.5) -> None:
         super().__init__()

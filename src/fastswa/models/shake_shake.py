@@ -7,6 +7,8 @@ one 32x32 image.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -103,6 +105,9 @@ class _Block(nn.Module):
 class ShakeShake(nn.Module):
     """(N, C, H, W) normalised images, H and W divisible by 4, to an `Output`."""
 
+    smallest: ClassVar[int] = 8
+    divisor: ClassVar[int] = 4
+
     def __init__(self, *, depth: int, width: int, channels: int = 3, classes: int = 10, heads: int = 1) -> None:
         super().__init__()
         if (depth - 2) % 6:
@@ -131,6 +136,8 @@ class ShakeShake(nn.Module):
         return output
 
 
-def shake_shake_26_2x96d(*, channels: int = 3, classes: int = 10, heads: int = 1) -> ShakeShake:
-    """The network of the paper's second set of tables."""
-    return ShakeShake(depth=26, width=96, channels=channels, classes=classes, heads=heads)
+class ShakeShake26(ShakeShake):
+    """Shake-Shake 26 2x96d, the network of the paper's second set of tables."""
+
+    def __init__(self, *, channels: int = 3, classes: int = 10, heads: int = 1) -> None:
+        super().__init__(depth=26, width=96, channels=channels, classes=classes, heads=heads)

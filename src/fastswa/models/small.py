@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -21,6 +23,9 @@ class _Layer(nn.Module):
 
 class SmallCNN(nn.Module):
     """(N, C, H, W) normalised images, H and W at least 4, to an `Output`: four convolutions, one pooling."""
+
+    smallest: ClassVar[int] = 4
+    divisor: ClassVar[int] = 1
 
     def __init__(
         self, *, channels: int = 1, classes: int = 10, heads: int = 1, width: int = 32, dropout: float = 0.5

@@ -87,7 +87,8 @@ def settings_of(compute: Compute, threads: int | None = None) -> Iterator[None]:
     were_deterministic = torch.are_deterministic_algorithms_enabled()
     threads_before = torch.get_num_threads()
     try:
-        matmul.allow_tf32 = cudnn.allow_tf32 = compute.precision in ("tf32", "bf16")
+        # Not with bf16: what is kept out of autocast there (VAT's power iteration) wants all of its 24 bits.
+        matmul.allow_tf32 = cudnn.allow_tf32 = compute.precision == "tf32"
         cudnn.benchmark, cudnn.deterministic = not compute.deterministic, compute.deterministic
         if compute.deterministic:
             # cuBLAS reads this when its first handle is made.

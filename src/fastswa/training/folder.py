@@ -34,7 +34,7 @@ class RunFolder:
 
     def refuse_taken(self) -> None:
         """Refuse a folder that already holds a run."""
-        if (self.path / "config.toml").exists():
+        if any((self.path / name).exists() for name in ("config.toml", "metrics.jsonl", "checkpoint")):
             raise RequestError(
                 f"{self.path} already holds a run; continue it with `fastswa resume {self.path}` "
                 "or choose another --out."
@@ -73,11 +73,13 @@ class RunFolder:
         if not self._metrics.exists():
             return []
         lines = []
-        for line in self._metrics.read_text("utf-8").splitlines():
+        for line in self._metrics.read_bytes().splitlines():
             try:
-                lines.append(json.loads(line))
-            except json.JSONDecodeError:
+                parsed = json.loads(line)
+                parsed["step"]
+            except (ValueError, KeyError, TypeError):
                 break
+            lines.append(parsed)
         return lines
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
@@ -143,16 +145,15 @@ def environment() -> dict[str, Any]:
 
 
 def _revision() -> str | None:
-    """The commit that the package's source is at, where it is a git checkout."""
+    """The commit that the package's source is at, where git tracks it; "+" marks changes on top of it."""
+
+    def git(*words: str) -> str:
+        here = Path(__file__)
+        answer = subprocess.run(["git", *words], cwd=here.parent, capture_output=True, text=True, timeout=5, check=True)
+        return answer.stdout.strip()
+
     try:
-        answer = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", "..") else "")
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip()

@@ -33,8 +33,8 @@ def probe(step: Step) -> None:
         _check_gradients(step, values)
         before = {name: _parameters(network) for name, network in state.networks().items()}
         step.run(values)
-        for name, network in state.networks().items():
-            if torch.equal(before[name], _parameters(network)):
+        for name in state.method.moves:
+            if torch.equal(before[name], _parameters(state.networks()[name])):
                 raise RunError(
                     f"method {state.method.config.name}: a training step leaves the {name} where it was; "
                     f"it would {'teach' if name == 'teacher' else 'train'} nothing."
@@ -63,15 +63,25 @@ def _check_gradients(step: Step, values: StepValues) -> None:
 
 def _check_terms(state: State, terms: Terms, teacher: list[nn.Parameter]) -> None:
     name = state.method.config.name
-    for term in state.method.terms:
-        if term not in terms:
-            raise RunError(f"method {name} declares the term '{term}' but does not compute it.")
-        if not _reaches(terms[term], list(state.student.parameters())):
+    declared = dict(state.method.terms)
+    if not state.has_two_heads or state.method.config.tie == 0:
+        declared.pop("tie", None)
+    for term in sorted(declared.keys() - terms.keys()):
+        raise RunError(f"method {name} declares the term '{term}' but does not compute it.")
+    for term in sorted(terms.keys() - declared.keys()):
+        raise RunError(f"method {name} computes the term '{term}' but does not declare it.")
+    for term, network in declared.items():
+        if not _reaches(terms[term], [_first_layer(state.networks()[network])]):
             raise RunError(
-                f"method {name}: the term '{term}' sends no gradient to the student; it would teach nothing."
+                f"method {name}: the term '{term}' sends no gradient to the {network}; it would teach nothing."
             )
     if teacher and _reaches(torch.stack(list(terms.values())).sum(), teacher):
         raise RunError(f"method {name}: the loss sends a gradient into the teacher.")
+
+
+def _first_layer(network: nn.Module) -> nn.Parameter:
+    """The weights nearest to the images: a gradient that reaches them has run through the whole network."""
+    return next(p for p in network.parameters() if p.dim() > 1 and p[0].numel() > 1)
 
 
 def _reaches(term: Tensor, parameters: list[nn.Parameter]) -> bool:

@@ -65,11 +65,12 @@ def train_new(config: Config, out: Path, watcher: Watcher, say: Say) -> RunResul
                 f"{config.schedule.epochs}; give the fork more epochs."
             )
         trainer.check()
+        watcher = _watchers(config, watcher, out)
         trainer.folder.create(config)
         trainer.folder.write_environment({**compute.facts(), "parent": parent})
         if parent is not None:
             trainer.save()
-        finished = trainer.train(_watchers(config, watcher, out))
+        finished = trainer.train(watcher)
     return RunResult(out, trainer.folder.metrics(), finished)
 
 
@@ -108,8 +109,8 @@ def resume(path: Path, changes: Mapping[str, Any], watcher: Watcher, say: Say) -
         if checkpoint is None:
             begin = f"its parent {config.start.run}" if config.start.run else "step 0"
             say(f"{path} has no whole checkpoint; starting from {begin}.")
-            if config.start.run:
-                _fork(config, state, trainer.steps_per_epoch, say)
+            parent = _fork(config, state, trainer.steps_per_epoch, say) if config.start.run else None
+            folder.keep_environment({**compute.facts(), "parent": parent})
         else:
             _restore(state, checkpoint, path)
             trainer.seconds = checkpoint.facts["seconds"]
@@ -119,7 +120,6 @@ def resume(path: Path, changes: Mapping[str, Any], watcher: Watcher, say: Say) -
             return RunResult(path, folder.metrics(), True)
         trainer.check()
         folder.write_config(config)
-        folder.keep_environment(compute.facts())
         finished = trainer.train(_watchers(config, watcher, path))
     return RunResult(path, folder.metrics(), finished)
 
@@ -204,7 +204,11 @@ def parent_layer(run: str) -> dict[str, Any]:
 def evaluate_run(path: Path, device: str = "auto") -> dict[str, dict[str, dict[str, float]]]:
     """Figures of every network that a finished run holds: by set of images, network and figure."""
     folder = RunFolder.open(path)
-    config = folder.config().model_copy(update={"device": DeviceConfig(name=device)})
+    config = folder.config()
+    # As the run computed, where this device can: tf32 exists on GPUs only.
+    precision = "auto" if config.device.precision == "tf32" and device == "cpu" else config.device.precision
+    there = DeviceConfig(name=device, precision=precision, threads=config.device.threads)
+    config = config.model_copy(update={"device": there})
     files = sorted((path / "models").glob("*.safetensors"))
     if not files:
         raise RequestError(f"{path} holds no models yet; finish it with `fastswa resume {path}`.")

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastswa import models
 from fastswa.config import Config
 from fastswa.data.augment import Augment
 from fastswa.data.batches import BatchPlan, plan_batches
@@ -36,14 +37,19 @@ class Material:
 
 
 def with_data_defaults(config: Config, dataset: Dataset) -> Config:
-    """The configuration with what depends on the data filled in: one's own data get a validation split."""
+    """The configuration with what depends on the data filled in: one's own data get a validation split.
+
+    It takes a fifth of the known labels, or as many of those left over where their number or a file says
+    which are to train (then possibly none).
+    """
     if config.split.validation is not None:
         return config
     validation = 0
     if config.data.source not in SOURCES:
         known = int((dataset.train.labels != UNLABELLED).sum())
-        labels = known if config.split.labels is None else config.split.labels
-        validation = min(max(labels // 5, 1), max(known - labels, 0) or known // 5)
+        labels = config.split.labels
+        if config.split.file is None:
+            validation = known // 5 if labels is None else max(min(labels // 5, known - labels), 0)
     split = config.split.model_copy(update={"validation": validation})
     return config.model_copy(update={"split": split})
 
@@ -70,6 +76,9 @@ def prepare(config: Config, dataset: Dataset, compute: Compute) -> Material:
         steps=config.batch.steps,
         labelled_only=method_class(config.method.name).labelled_only,
     )
+    if len(dataset.classes) < 2:
+        raise RequestError(f"{dataset.train.name}: there is one class only; a classifier needs at least two.")
+    models.refuse_size(config.model.name, dataset.train.shape)
     _, height, width = dataset.train.shape
     if config.augment.translate >= min(height, width):
         raise RequestError(

@@ -62,6 +62,11 @@ class State:
         floats = (tensor for tensor in self.tensors().values() if tensor.is_floating_point())
         return bool(torch.stack([tensor.isfinite().all() for tensor in floats]).all())
 
+    @property
+    def has_two_heads(self) -> bool:
+        heads = getattr(self.student, "heads", None)
+        return getattr(heads, "second", None) is not None
+
     def networks(self) -> dict[str, nn.Module]:
         """The trained networks by name."""
         return {"student": self.student} | ({"teacher": self.teacher} if self.teacher is not None else {})

@@ -1,0 +1,1 @@
+"""The paper's tables: its figures, the runs behind them, and ours beside them."""

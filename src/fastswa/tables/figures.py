@@ -1,0 +1,216 @@
+"""The paper's figures: the schedule with what is averaged, error against epoch, and the bar plots, as SVG and PNG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastswa.config import AverageConfig, Config, ScheduleConfig
+from fastswa.errors import RequestError
+from fastswa.layers import PRESETS, build_config
+from fastswa.registry import nearest
+from fastswa.tables.measured import Result, by_row, load_results, network_name
+from fastswa.tables.rows import TABLES, Row, all_rows
+
+# The colours of `fastswa demo`: apart in hue and in lightness. The EMA of Pi takes the teacher's.
+COLOURS = {"student": "#8a8a8a", "teacher": "#1f77b4", "ema": "#1f77b4", "swa": "#e6892b", "fast-swa": "#c0392b"}
+NAMES = {"student": "student", "teacher": "teacher (EMA)", "ema": "EMA", "swa": "SWA", "fast-swa": "fast-SWA"}
+
+
+# The paper's points of one epoch stand beside each other where they would hide one another.
+_ASIDE = {"student": -1, "teacher": 0, "ema": 1, "swa": -0.5, "fast-swa": 0.5}
+
+
+def figure_names() -> list[str]:
+    """What can be drawn: the schedule, a bar plot a table, error against epoch a recipe."""
+    return ["schedule", *TABLES, *(row.name for row in all_rows().values() if row.runnable)]
+
+
+def figure(name: str, results: Path | None, out: Path) -> list[Path]:
+    """Draw a figure into the folder `out` as NAME.svg and NAME.png, and give the two paths."""
+    if name not in figure_names():
+        raise RequestError(f"unknown figure '{name}'; {nearest(name, figure_names())}")
+    if name == "schedule":
+        drawn = draw_schedule()
+    elif name in TABLES:
+        from fastswa.tables.bars import draw_bars
+
+        drawn = draw_bars(name, load_results(results))
+    else:
+        drawn = draw_trend(all_rows()[name], by_row(load_results(results)).get(name, []))
+    return save(drawn, out, name)
+
+
+def new_figure(columns: int, width: float, height: float, **options: Any) -> tuple[Any, Any]:
+    """A matplotlib figure that needs no screen, with its panels in a row."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    drawn, panels = pyplot.subplots(1, columns, figsize=(width, height), squeeze=False, **options)
+    return drawn, panels[0]
+
+
+def save(drawn: Any, out: Path, name: str) -> list[Path]:
+    """Write a figure as SVG (the same bytes each time) and PNG."""
+    import matplotlib
+    from matplotlib import pyplot
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        paths = [out / f"{name}.svg", out / f"{name}.png"]
+        with matplotlib.rc_context({"svg.hashsalt": "fastswa"}):
+            drawn.savefig(paths[0], metadata={"Date": None})
+        drawn.savefig(paths[1], dpi=130)
+    except OSError as error:
+        raise RequestError(f"cannot write into {out}: {error.strerror}.") from error
+    finally:
+        pyplot.close(drawn)
+    return paths
+
+
+def averaged_epochs(average: AverageConfig, until: float) -> np.ndarray:
+    """The epochs whose weights an average takes, up to `until` included: (N,)."""
+    assert average.start is not None
+    assert average.every
+    count = math.floor((until - average.start) / average.every + 1e-9) + 1
+    return average.start + average.every * np.arange(max(count, 0))
+
+
+def draw_schedule() -> Any:
+    """The learning rate of the short and the long schedule, with the points that SWA and fast-SWA average."""
+    drawn, panels = new_figure(2, 11, 3.8, sharey=True)
+    for panel, (preset, ends) in zip(panels, {"short": 300, "long": 2300}.items(), strict=True):
+        config = build_config(
+            {
+                "schedule": {"preset": preset},
+                "optimiser": {"lr": 1.0},
+                "averaging": {"swa": {"kind": "swa"}, "fast_swa": {"kind": "fast-swa"}},
+            }
+        )
+        _schedule_panel(panel, config, ends)
+        numbers = ", ".join(f"{key} {value}" for key, value in PRESETS[preset].items())
+        panel.set_title(f"{preset}: {numbers}")
+    panels[0].set_ylabel("learning rate / highest")
+    drawn.tight_layout()
+    return drawn
+
+
+def _schedule_panel(panel: Any, config: Config, ends: float) -> None:
+    epochs = np.linspace(0, ends, 4000, endpoint=False)
+    panel.plot(epochs, [rate(config.schedule, epoch) for epoch in epochs], color="#404040", linewidth=1.2)
+    looks = {"fast_swa": ("fast-swa", "o", 4.5, 3), "swa": ("swa", "D", 7.5, 4)}
+    for name, (network, marker, size, order) in looks.items():
+        average = config.averaging[name]
+        points = averaged_epochs(average, ends)
+        rates = [rate(config.schedule, epoch, reached=True) for epoch in points]
+        label = f"{NAMES[network]} averages from epoch {average.start:g}, every {average.every:g}"
+        panel.plot(
+            points,
+            rates,
+            linestyle="",
+            marker=marker,
+            markersize=size,
+            color=COLOURS[network],
+            markeredgecolor="white",
+            markeredgewidth=0.6,
+            label=label,
+            zorder=order,
+        )
+    panel.set_xlabel("epoch")
+    panel.set_ylim(0, 1.05)
+    panel.set_xlim(0, ends * 1.02)
+    panel.grid(alpha=0.25)
+    panel.legend(frameon=False, loc="upper right")
+
+
+def rate(schedule: ScheduleConfig, epoch: float, *, reached: bool = False) -> float:
+    """The factor on the learning rate; with `reached`, at a cycle's end, the rate that the cycle has come down to."""
+    from fastswa.schedule import cyclic_cosine
+
+    epoch = epoch - 1e-9 if reached else epoch
+    return cyclic_cosine(epoch, length=schedule.length, period=schedule.period, cycle=schedule.cycle)
+
+
+def curves(row: Row, results: Sequence[Result]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Error against epoch of each network of a run: epochs (E,), errors (seeds, E) where all seeds have them."""
+    found = {}
+    for network in COLOURS:
+        series = [_series(result, network_name(result, row, network)) for result in results]
+        if not all(series):
+            continue
+        epochs = sorted(set.intersection(*(set(one) for one in series)))
+        if epochs:
+            found[network] = np.array(epochs), np.array([[one[epoch] for epoch in epochs] for one in series])
+    return found
+
+
+def _series(result: Result, name: str | None) -> dict[int, float]:
+    return {line["epoch"]: line["error"][name] for line in result.metrics if name in line.get("error", {})}
+
+
+def draw_trend(row: Row, results: Sequence[Result]) -> Any:
+    """Error against epoch for each network, mean and range over seeds, with the paper's figures at their epochs."""
+    if not results:
+        raise RequestError(
+            f"no result of {row.name} is there; train it and keep its figures with benchmarks/record.py first."
+        )
+    measured = curves(row, results)
+    last = max(int(epochs[-1]) for epochs, _ in measured.values())
+    drawn, (panel,) = new_figure(1, 7.5, 4.6)
+    for network, (epochs, errors) in measured.items():
+        marker = {"marker": ".", "markersize": 4} if len(epochs) < 60 else {}
+        panel.plot(epochs, errors.mean(axis=0), color=COLOURS[network], label=NAMES[network], zorder=3, **marker)
+        panel.fill_between(epochs, errors.min(axis=0), errors.max(axis=0), color=COLOURS[network], alpha=0.15, lw=0)
+    _paper_points(panel, row, last, measured)
+    _percent_axis(panel, measured)
+    panel.set_xlim(0, last * 1.04)
+    panel.set_xlabel("epoch")
+    panel.set_ylabel("test error (%)")
+    seeds = sorted({result.seed for result in results})
+    panel.set_title(f"{row.name}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}")
+    panel.grid(alpha=0.25, which="both")
+    panel.legend(frameon=False)
+    drawn.tight_layout()
+    return drawn
+
+
+def _paper_points(panel: Any, row: Row, last: int, measured: Mapping[str, object]) -> None:
+    shown = False
+    for cell in row.cells:
+        network = cell.averaging
+        if network == "none":
+            network = "teacher" if row.method == "mean-teacher" else "student"
+        if cell.quoted or cell.epoch is None or cell.epoch > last or network not in measured:
+            continue
+        panel.errorbar(
+            cell.epoch + 0.008 * last * _ASIDE[network],
+            cell.error,
+            yerr=cell.std,
+            fmt="D",
+            color=COLOURS[network],
+            markerfacecolor="white",
+            markersize=6,
+            capsize=3,
+            zorder=4,
+        )
+        shown = True
+    if shown:
+        panel.plot([], [], "D", color="black", markerfacecolor="white", markersize=6, label="the paper, ± std")
+
+
+def _percent_axis(panel: Any, measured: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
+    """A logarithmic axis with plain numbers, from below the best; the first steep descent is cut off."""
+    low = min(errors.min() for _, errors in measured.values())
+    high = max(np.quantile(errors, 0.97) for _, errors in measured.values())
+    panel.set_yscale("log")
+    panel.set_ylim(low * 0.94, max(high, low * 1.3) * 1.05)
+    ticks = (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20, 25, 30, 35, 40, 50, 60, 80)
+    panel.set_yticks(ticks, [str(tick) for tick in ticks])
+    panel.minorticks_off()
+    panel.set_ylim(low * 0.94, max(high, low * 1.3) * 1.05)

@@ -1,0 +1,158 @@
+"""What results/*.json measured, matched to the runs behind the paper's tables.
+
+A file belongs to a run when its settings are the recipe's, but for the seeds and for what a resume may change.
+Averages are told apart by what they average, not by name, so a run may carry any number of others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from fastswa.config import RESUMABLE, Config, to_dict
+from fastswa.errors import RequestError
+from fastswa.layers import build_config
+from fastswa.tables.rows import Row, all_rows
+
+_FREE = {*RESUMABLE, "seed", "split.seed"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One file of results/: a run's settings and its evaluations."""
+
+    file: str
+    config: Config
+    metrics: list[dict[str, Any]]
+
+    @property
+    def seed(self) -> int:
+        return self.config.seed
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Errors in percent by seed, and the minutes that reaching that epoch took on average."""
+
+    errors: dict[int, float]
+    minutes: float
+
+    @property
+    def count(self) -> int:
+        return len(self.errors)
+
+    @property
+    def mean(self) -> float:
+        return mean(self.errors.values())
+
+    @property
+    def std(self) -> float | None:
+        """The sample standard deviation over seeds; None with one seed."""
+        return stdev(self.errors.values()) if self.count > 1 else None
+
+
+def load_results(folder: Path | None) -> list[Result]:
+    """The runs that a folder of results holds (no folder: none); its other files are passed over."""
+    if folder is None:
+        return []
+    if not folder.is_dir():
+        raise RequestError(f"{folder} is not a folder; name the one that holds results/*.json.")
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            record = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise RequestError(f"{path} is not readable JSON: {error}.") from error
+        if not isinstance(record, dict) or not {"config", "metrics"} <= record.keys():
+            continue
+        try:
+            config = build_config(record["config"])
+        except RequestError as error:
+            raise RequestError(f"{path}: {error}") from error
+        found.append(Result(path.name, config, record["metrics"]))
+    return found
+
+
+def by_row(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The results of each run by its recipe's name; those that are no published run are left out."""
+    grouped: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        ours = _compared(result.config)
+        for name, row in all_rows().items():
+            if row.runnable and not _unlike(ours, name):
+                grouped[name].append(result)
+    return dict(grouped)
+
+
+@cache
+def recipe_config(name: str) -> Config:
+    """The resolved settings of a generated recipe."""
+    return build_config(all_rows()[name].layer())
+
+
+def differences(config: Config, row: Row) -> set[str]:
+    """The settings in which a run is another than the row's (seeds and the resumable ones excepted)."""
+    return _unlike(_compared(config), row.name)
+
+
+def _unlike(ours: Mapping[str, Any], recipe: str) -> set[str]:
+    theirs, stated = _recipe_settings(recipe)
+    unlike = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
+    if not unlike or unlike & stated or not all(name.startswith("method.") for name in unlike):
+        return unlike
+    # What is left are defaults of [method], and a default that the method does not read is no difference.
+    from fastswa.methods import method_class
+
+    return unlike & {f"method.{setting}" for setting in method_class(ours["method.name"]).settings}
+
+
+@cache
+def _recipe_settings(name: str) -> tuple[dict[str, Any], frozenset[str]]:
+    """What is compared of a recipe, and which settings it states itself."""
+    return _compared(recipe_config(name)), frozenset(_flat(all_rows()[name].layer()))
+
+
+def _compared(config: Config) -> dict[str, Any]:
+    flat = {name: value for name, value in _flat(to_dict(config)).items() if name not in _FREE}
+    # Left open, a built-in data set holds no image out.
+    return {"split.validation": 0} | {name: value for name, value in flat.items() if not name.startswith("averaging.")}
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def network_name(result: Result, row: Row, network: str) -> str | None:
+    """The name under which a run keeps `network`: student, teacher, or the recipe's swa, fast-swa or ema."""
+    if network in ("student", "teacher"):
+        return network
+    wanted = [average for average in recipe_config(row.name).averaging.values() if average.kind == network]
+    names = [name for name, average in result.config.averaging.items() if average in wanted]
+    return names[0] if names else None
+
+
+def measured(results: Sequence[Result], row: Row, network: str, epoch: int) -> Measured | None:
+    """The errors of a network at an epoch over the seeds; None where no run has them.
+
+    Runs that repeat a seed count as one, with their mean error.
+    """
+    errors: dict[int, list[float]] = defaultdict(list)
+    minutes = []
+    for result in results:
+        name = network_name(result, row, network)
+        for line in result.metrics:
+            if line["epoch"] == epoch and name in line.get("error", {}):
+                errors[result.seed].append(line["error"][name])
+                minutes.append(line["seconds"] / 60)
+    if not errors:
+        return None
+    return Measured({seed: mean(errors[seed]) for seed in sorted(errors)}, mean(minutes))

@@ -1,0 +1,249 @@
+"""The runs behind the paper's CIFAR tables, from one description, and the recipe of each.
+
+A run is one method with one number of labels; it yields every epoch and average that a table prints for them.
+Which runs there are follows from published.csv; what they are trained with stands in TABLES and METHODS.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import tomli_w
+
+from fastswa.layers import PRESETS
+from fastswa.tables.published import Published, published
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What all runs of one table share: the paper's appendix on hyper-parameters."""
+
+    title: str
+    dataset: str
+    model: str
+    short_name: str
+    preset: str
+    batch: int
+    labelled: int
+    lr: float
+    weight_decay: float
+    evaluate_every: int = 3
+    suffix: str = ""
+    labelled_with_extra: int | None = None
+
+    @property
+    def length(self) -> int:
+        """The epoch at which the first descent of the learning rate ends (l)."""
+        return int(PRESETS[self.preset]["length"])
+
+
+@dataclass(frozen=True)
+class Procedure:
+    """What a method's runs share in every table."""
+
+    title: str
+    heads: int = 2
+    settings: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+
+_SHAKE = "shake-shake-26-2x96d"
+TABLES = {
+    "cifar10-cnn": Experiment("CIFAR-10, 13-layer CNN", "cifar10", "cnn13", "cnn", "short", 100, 50, 0.1, 1e-4),
+    "cifar10-shake-short": Experiment(
+        "CIFAR-10, Shake-Shake", "cifar10", _SHAKE, "shake", "short", 128, 31, 0.05, 2e-4, suffix="-short"
+    ),
+    "cifar10-shake-long": Experiment(
+        "CIFAR-10, Shake-Shake", "cifar10", _SHAKE, "shake", "long", 128, 31, 0.05, 2e-4, 20, suffix="-long"
+    ),
+    "cifar100-cnn": Experiment(
+        "CIFAR-100, 13-layer CNN", "cifar100", "cnn13", "cnn", "short", 128, 31, 0.1, 2e-4, labelled_with_extra=64
+    ),
+    "cifar100-shake-short": Experiment(
+        "CIFAR-100, Shake-Shake", "cifar100", _SHAKE, "shake", "short", 128, 31, 0.1, 2e-4, suffix="-short"
+    ),
+}
+
+_UNSEARCHED = (
+    "are our choice, not yet searched for on validation: the paper gives none. Its text calls the average fast-SWA."
+)
+
+METHODS = {
+    "supervised": Procedure("Supervised training on the labelled images alone"),
+    "pi": Procedure("Pi model"),
+    "mean-teacher": Procedure("Mean Teacher"),
+    "temporal-ensembling": Procedure(
+        "Temporal Ensembling",
+        1,
+        {"weight": 30, "ramp": 80},
+        "The weight and the one head are our choice, not yet searched for on validation.",
+    ),
+    "vat": Procedure(
+        "VAT",
+        1,
+        {"weight": 1, "ramp": 0, "epsilon": 8},
+        f"Weight, epsilon, xi and heads {_UNSEARCHED}",
+    ),
+    "vat-entmin": Procedure(
+        "VAT + EntMin",
+        1,
+        {"weight": 1, "ramp": 0, "epsilon": 8, "entropy": 1},
+        f"Weights, epsilon, xi and heads {_UNSEARCHED}",
+    ),
+}
+
+# What only some tables call for on top of the method: name, title, settings of [method].
+VARIANTS = {
+    "swa-teacher": (
+        "Mean Teacher whose teacher is an SWA average from epoch 150 on",
+        {"teacher": "swa", "teacher_start": 150},
+    )
+}
+
+# Epochs that cost hours: a recipe stops before them, and a resumed run goes there.
+DISTANT = (1200, 3500)
+# A row with distant epochs trains as far as its averages need to differ; the 4k rows keep the 180 they came with.
+NEAR = {"short": 240, "long": 1700}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run: everything that the tables print for a method with so many labels."""
+
+    table: str
+    method: str
+    labels: int
+    extra: str = ""
+    variant: str = ""
+
+    @property
+    def experiment(self) -> Experiment:
+        return TABLES[self.table]
+
+    @property
+    def name(self) -> str:
+        """The recipe's name."""
+        parts = (self.experiment.dataset, self.experiment.short_name, self.method, self.variant)
+        labels = f"{self.labels // 1000}k" + (f"-{self.extra}" if self.extra else "")
+        return "-".join(part for part in (*parts, labels) if part) + self.experiment.suffix
+
+    @property
+    def runnable(self) -> bool:
+        """Whether today's settings can describe the run; extra unlabelled images have none yet."""
+        return not self.extra
+
+    @property
+    def cells(self) -> tuple[Published, ...]:
+        """The figures that the table prints for this run, quoted ones included."""
+        if self.variant:
+            return ()
+        return tuple(cell for cell in published(self.table) if row_of(cell) == self)
+
+    @property
+    def epochs(self) -> int:
+        """How far the recipe trains."""
+        known = {cell.epoch for cell in self.cells if cell.epoch is not None} or {self.experiment.length}
+        if self.table == "cifar10-cnn" and self.labels == 4000:
+            return self.experiment.length
+        return NEAR[self.experiment.preset] if max(known) in DISTANT else max(known)
+
+    def layer(self) -> dict[str, Any]:
+        """The recipe's settings."""
+        experiment, procedure = self.experiment, METHODS[self.method]
+        labelled = experiment.labelled
+        if self.extra:
+            labelled = experiment.labelled_with_extra or labelled
+        elif self.labels == 50_000:
+            labelled = experiment.batch
+        variant = VARIANTS[self.variant][1] if self.variant else {}
+        averages = {"swa": {"kind": "swa"}, "fast_swa": {"kind": "fast-swa"}}
+        if any(cell.averaging == "ema" for cell in self.cells):
+            averages["ema"] = {"kind": "ema"}
+        return {
+            "data": {"source": experiment.dataset},
+            "split": {"labels": self.labels},
+            "batch": {"size": experiment.batch, "labelled": labelled},
+            "model": {"name": experiment.model, "heads": procedure.heads},
+            "method": {"name": self.method, **procedure.settings, **variant},
+            "optimiser": {"lr": experiment.lr, "weight_decay": experiment.weight_decay},
+            "schedule": {"preset": experiment.preset, "epochs": self.epochs},
+            "averaging": averages,
+            "evaluation": {"every": experiment.evaluate_every},
+            "checkpoint": {"every": experiment.evaluate_every},
+        }
+
+    def toml(self) -> str:
+        """The recipe's file."""
+        return self._header() + tomli_w.dumps(self.layer())
+
+    def _header(self) -> str:
+        title = VARIANTS[self.variant][0] if self.variant else METHODS[self.method].title
+        if any(cell.averaging == "ema" for cell in self.cells):
+            title += ", with its EMA evaluated (Pi EMA)"
+        experiment = self.experiment
+        labels = f"{self.labels:,} labels" if self.labels < 50_000 else "all 50,000 labels"
+        first = f"{experiment.title}, {labels}: {title}, {experiment.preset} schedule."
+        source = f"Source: the paper's table {self.table}. {self._figures()}"
+        note = METHODS[self.method].note
+        wrapped = textwrap.wrap(f"{source} {note}".strip(), 116, break_on_hyphens=False)
+        text = [first, *wrapped, *self._extension()]
+        return "".join(f"# {line}\n" for line in text)
+
+    def _figures(self) -> str:
+        if self.variant:
+            return "Paper: a figure of the appendix (EMA versus SWA as a teacher), no cell."
+        own = sorted((cell for cell in self.cells if not cell.quoted), key=lambda cell: cell.epoch or 0)
+        quoted = [f"{figure(cell)} ({cell.source})" for cell in self.cells if cell.quoted]
+        sentences = []
+        if own:
+            sentences.append(f"Paper: {', '.join(_with_epoch(cell) for cell in own)}.")
+        if quoted:
+            sentences.append(f"Quoted there: {', '.join(quoted)}.")
+        return " ".join(sentences)
+
+    def _extension(self) -> list[str]:
+        if self.variant:
+            return []
+        further = sorted({cell.epoch for cell in self.cells if cell.epoch and cell.epoch > self.epochs})
+        beside = f"`fastswa table {self.table}` shows ours beside the paper's."
+        if not further:
+            return [beside]
+        epochs = ", ".join(map(str, further))
+        return [
+            f"One run yields every epoch and average; to reach {epochs}: `fastswa resume RUN --epochs {further[-1]}`.",
+            beside,
+        ]
+
+
+def figure(cell: Published) -> str:
+    """A published error as the paper prints it."""
+    digits = 1 if cell.std is None and "cnn" not in cell.table and round(cell.error, 1) == cell.error else 2
+    return f"{cell.error:.{digits}f}" + (f" ± {cell.std:.2f}" if cell.std is not None else "")
+
+
+def _with_epoch(cell: Published) -> str:
+    averaging = {"none": "", "ema": "EMA ", "swa": "SWA ", "fast-swa": "fast-SWA "}[cell.averaging]
+    return f"{averaging}{figure(cell)}" + (f" ({cell.epoch})" if cell.epoch else "")
+
+
+def row_of(cell: Published) -> Row | None:
+    """The run that yields a published cell; None for methods and tables that fastswa has not."""
+    if cell.table not in TABLES or cell.method not in METHODS or cell.labels is None:
+        return None
+    return Row(cell.table, cell.method, cell.labels, cell.extra)
+
+
+@cache
+def all_rows() -> dict[str, Row]:
+    """Every run behind the CIFAR tables by its name, in the tables' order."""
+    rows = [row for table in TABLES for cell in published(table) if (row := row_of(cell)) is not None]
+    rows.append(Row("cifar10-cnn", "mean-teacher", 4000, variant="swa-teacher"))
+    return {row.name: row for row in rows}
+
+
+def recipe_files() -> dict[str, str]:
+    """The text of every generated recipe by its file's name."""
+    return {f"{row.name}.toml": row.toml() for row in all_rows().values() if row.runnable}

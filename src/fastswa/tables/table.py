@@ -1,0 +1,281 @@
+"""The paper's tables cell by cell, ours beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastswa.errors import RequestError
+from fastswa.registry import nearest
+from fastswa.tables.measured import Measured, Result, by_row, load_results, measured
+from fastswa.tables.published import Published, published
+from fastswa.tables.rows import TABLES, Row, figure, row_of
+
+# The paper repeats each CNN experiment three times (section 5.1).
+PAPER_SEEDS = 3
+NOT_MEASURED = "not measured"
+
+TITLES = {
+    "supervised": "Supervised",
+    "pi": "Pi",
+    "mean-teacher": "MT",
+    "temporal-ensembling": "TE",
+    "vat": "VAT",
+    "vat-entmin": "VAT + EntMin",
+    "vadd": "VAdD",
+    "sntg": "SNTG",
+}
+NETWORKS = {"student": "student", "teacher": "EMA", "ema": "EMA", "swa": "SWA", "fast-swa": "fast-SWA"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A published cell and our measurement of it.
+
+    `network` is what we measure at `epoch`. `remark` says why there is nothing to measure, if so. Where the paper
+    does not say whether a figure is the student's or the EMA's there is a line for each, and only the EMA's is
+    `compared`.
+    """
+
+    cell: Published
+    row: Row | None
+    network: str
+    epoch: int
+    ours: Measured | None = None
+    remark: str = NOT_MEASURED
+    compared: bool = True
+
+    @property
+    def title(self) -> str:
+        """The row of the table."""
+        cell = self.cell
+        if cell.quoted:
+            return f"{TITLES[cell.method]}, {short_source(cell)}"
+        averaging = {"none": "", "ema": " EMA"}.get(cell.averaging, f" + {NETWORKS.get(cell.averaging)}")
+        network = f", {NETWORKS[self.network]}" if cell.method == "mean-teacher" and cell.averaging == "none" else ""
+        epoch = "" if cell.epoch is None else f" ({cell.epoch})"
+        return f"{TITLES[cell.method]}{averaging}{epoch}{network}"
+
+    @property
+    def labels(self) -> str:
+        """The column of the table."""
+        extra = self.cell.extra.replace("tiny-", " + ")
+        return f"{(self.cell.labels or 0) // 1000}k{extra}"
+
+    @property
+    def difference(self) -> float | None:
+        """Our mean less the paper's, in points."""
+        return self.ours.mean - self.cell.error if self.ours is not None and self.compared else None
+
+    @property
+    def standard_errors(self) -> float | None:
+        """The difference in standard errors; None where the paper gives no standard deviation."""
+        if self.ours is None or self.difference is None:
+            return None
+        return standard_errors(self.difference, self.cell.std, self.ours.std, self.ours.count)
+
+
+def standard_errors(difference: float, paper_std: float | None, our_std: float | None, seeds: int) -> float | None:
+    """A difference over sqrt(s_paper² / 3 + s_ours² / n); with one seed s_ours is taken as s_paper."""
+    if paper_std is None:
+        return None
+    ours = paper_std if our_std is None else our_std
+    error = math.sqrt(paper_std**2 / PAPER_SEEDS + ours**2 / seeds)
+    return difference / error if error > 0 else None
+
+
+def short_source(cell: Published) -> str:
+    """The work that a figure is quoted from: its first author and year."""
+    words = cell.source.split()
+    return f"{words[0]} {words[-1]}"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table ready to be shown: `rows` of text under `columns`, and `records` with the bare numbers.
+
+    A row's `marks` entry is "good" (within two standard errors of the paper, or better), "bad" (worse), "check" (more
+    than a point better, which a leak could explain), "plain" (not to be judged) or "dim" (not measured); `groups` says
+    which rows belong together.
+    """
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    records: list[dict[str, Any]]
+    marks: list[str]
+    groups: list[str]
+    notes: list[str] = field(default_factory=list)
+
+
+def table_names() -> list[str]:
+    """The tables there are."""
+    return [*TABLES, "soa"]
+
+
+def table(
+    name: str,
+    results: Path | None,
+    *,
+    labels: Sequence[int] = (),
+    methods: Sequence[str] = (),
+    measured_only: bool = False,
+) -> Sheet:
+    """One of the paper's tables with ours from a folder of results; `labels` and `methods` narrow it."""
+    # No folder of results is no error: the table then says what the paper found, and that nothing is measured.
+    if name not in table_names():
+        raise RequestError(f"unknown table '{name}'; {nearest(name, table_names())}")
+    if name == "soa":
+        from fastswa.tables.soa import soa
+
+        if labels or methods or measured_only:
+            raise RequestError("soa is one row a setting and is shown whole; leave labels, methods and measured out.")
+        return soa(load_results(results))
+    for method in methods:
+        known = {cell.method for cell in published(name)}
+        if method not in known:
+            raise RequestError(f"{name} has no method '{method}'; {nearest(method, known)}")
+    for count in labels:
+        counts = sorted({cell.labels for cell in published(name) if cell.labels is not None})
+        if count not in counts:
+            raise RequestError(f"{name} has no row with {count} labels; there are: {', '.join(map(str, counts))}.")
+    chosen = [
+        line
+        for line in lines(name, load_results(results))
+        if (not labels or line.cell.labels in labels)
+        and (not methods or line.cell.method in methods)
+        and (line.ours is not None or not measured_only)
+    ]
+    return sheet(name, chosen)
+
+
+def lines(name: str, results: Sequence[Result]) -> list[Line]:
+    """The lines of a table, fewest labels first, within them in the paper's order."""
+    runs = by_row(results)
+    cells = published(name)
+    found = [line for cell in cells for line in _lines_of(cell, cells, runs)]
+    extras = list(dict.fromkeys(cell.extra for cell in cells))
+    return sorted(found, key=lambda line: (line.cell.labels or 0, extras.index(line.cell.extra)))
+
+
+def _lines_of(cell: Published, cells: Sequence[Published], runs: Mapping[str, Sequence[Result]]) -> list[Line]:
+    row = row_of(cell)
+    epoch = cell.epoch or TABLES[cell.table].length
+    if row is None:
+        return [Line(cell, None, "student", epoch, remark="not in fastswa")]
+    network = _network(cell)
+    if cell.quoted and any(not other.quoted and row_of(other) == row for other in cells):
+        return [Line(cell, row, network, epoch, remark="quoted")]
+    if not row.runnable:
+        return [Line(cell, row, network, epoch, remark="needs extra images")]
+    results = runs.get(row.name, ())
+    found = [Line(cell, row, network, epoch, measured(results, row, network, epoch))]
+    if network == "teacher":
+        found.append(Line(cell, row, "student", epoch, measured(results, row, "student", epoch), compared=False))
+    return found
+
+
+def _network(cell: Published) -> str:
+    """Which of our networks a published cell is compared with."""
+    if cell.averaging == "none":
+        return "teacher" if cell.method == "mean-teacher" else "student"
+    # The table writes VAT + SWA, the text fast-SWA; SWA at epoch 180 would be the student itself.
+    return "fast-swa" if cell.epoch is None else cell.averaging
+
+
+def sheet(name: str, found: Sequence[Line]) -> Sheet:
+    """Lines as text and numbers."""
+    experiment = TABLES[name]
+    rows: list[tuple[str, ...]] = [
+        (line.labels, line.title, figure(line.cell), our_text(line.ours, line.remark), *_comparison(line))
+        for line in found
+    ]
+    return Sheet(
+        name=name,
+        title=f"Test error in %: {experiment.title}, {experiment.preset} schedule",
+        columns=("labels", "row", "paper", "ours (seeds)", "diff.", "s.e.", "min."),
+        rows=rows,
+        records=[record(line) for line in found],
+        marks=[mark(line) for line in found],
+        groups=[line.labels.replace("k", "k labels", 1) for line in found],
+        notes=[
+            "± is the standard deviation over seeds; diff. is ours less the paper's, in points and in standard errors "
+            "sqrt(s_paper² / 3 + s_ours² / n), with s_ours = s_paper where n = 1; min. is one run up to that epoch.",
+            f"Rows without an epoch are measured at {experiment.length}, VAT's average as fast-SWA. The paper's MT may "
+            "be the student or the EMA: the EMA is compared. What it quotes and also ran is compared with its own row.",
+        ],
+    )
+
+
+def our_text(ours: Measured | None, remark: str) -> str:
+    """A measurement as people read it."""
+    if ours is None:
+        return remark
+    spread = "" if ours.std is None else f" ± {ours.std:.2f}"
+    return f"{ours.mean:.2f}{spread} ({ours.count})"
+
+
+def _comparison(line: Line) -> tuple[str, str, str]:
+    minutes = "" if line.ours is None else f"{line.ours.minutes:.1f}"
+    return signed(line.difference, 2), signed(line.standard_errors, 1), minutes
+
+
+def signed(value: float | None, digits: int) -> str:
+    """A number with its sign, or nothing."""
+    return "" if value is None else f"{value:+.{digits}f}"
+
+
+def mark(line: Line) -> str:
+    """How a row is to look: see Sheet. What the paper quotes from other work is not judged."""
+    if line.ours is None:
+        return "dim"
+    if line.difference is None or line.cell.quoted:
+        return "plain"
+    if line.difference < -1:
+        return "check"
+    if line.standard_errors is None:
+        return "plain"
+    return "good" if line.standard_errors <= 2 else "bad"
+
+
+def rounded(value: float | None, digits: int = 4) -> float | None:
+    """A number without the noise of floating point."""
+    return None if value is None else round(value, digits)
+
+
+_RECORD: dict[str, Callable[[Line], Any]] = {
+    "table": lambda line: line.cell.table,
+    "labels": lambda line: line.cell.labels,
+    "extra": lambda line: line.cell.extra,
+    "method": lambda line: line.cell.method,
+    "averaging": lambda line: line.cell.averaging,
+    "epoch": lambda line: line.cell.epoch,
+    "source": lambda line: line.cell.source,
+    "paper_error": lambda line: line.cell.error,
+    "paper_std": lambda line: line.cell.std,
+    "recipe": lambda line: line.row.name if line.row is not None and line.row.runnable else None,
+    "network": lambda line: line.network,
+    "measured_epoch": lambda line: line.epoch,
+    "difference": lambda line: rounded(line.difference),
+    "standard_errors": lambda line: rounded(line.standard_errors),
+}
+
+
+def record(line: Line) -> dict[str, Any]:
+    """A line's numbers under plain names."""
+    return {name: give(line) for name, give in _RECORD.items()} | our_record(line.ours, line.remark)
+
+
+def our_record(ours: Measured | None, remark: str) -> dict[str, Any]:
+    """A measurement's numbers under plain names."""
+    return {
+        "our_error": rounded(ours.mean) if ours is not None else None,
+        "our_std": rounded(ours.std) if ours is not None else None,
+        "seeds": list(ours.errors) if ours is not None else [],
+        "minutes": rounded(ours.minutes, 2) if ours is not None else None,
+        "status": "measured" if ours is not None else remark,
+    }

@@ -1,0 +1,85 @@
+"""Which result files belong to which run, and what pooling them gives."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up import write_result
+
+from fastswa.errors import RequestError
+from fastswa.tables.measured import Measured, by_row, load_results, measured
+from fastswa.tables.rows import all_rows
+
+MT = "cifar10-cnn-mean-teacher-4k"
+
+
+def test_seeds_are_pooled_by_hand(tmp_path: Path) -> None:
+    for seed, error in ((10, 10.0), (11, 11.0), (12, 13.0)):
+        write_result(tmp_path, MT, seed, {180: {"teacher": error, "student": error + 1}})
+    pooled = measured(by_row(load_results(tmp_path))[MT], all_rows()[MT], "teacher", 180)
+    assert pooled is not None
+    assert pooled.errors == {10: 10.0, 11: 11.0, 12: 13.0}
+    assert pooled.mean == pytest.approx(34 / 3)
+    assert pooled.std == pytest.approx(math.sqrt(((4 / 3) ** 2 + (1 / 3) ** 2 + (5 / 3) ** 2) / 2))
+    assert pooled.minutes == 180
+    assert measured(by_row(load_results(tmp_path))[MT], all_rows()[MT], "teacher", 240) is None
+
+
+def test_a_repeated_seed_counts_once(tmp_path: Path) -> None:
+    for seed, error in ((10, 10.0), (10, 11.0), (11, 12.0)):
+        write_result(tmp_path, MT, seed, {180: {"student": error}})
+    pooled = measured(by_row(load_results(tmp_path))[MT], all_rows()[MT], "student", 180)
+    assert pooled == Measured({10: 10.5, 11: 12.0}, 180.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "row"),
+    [
+        ({"schedule": {"epochs": 480}, "evaluation": {"every": 10}, "split": {"seed": 5}}, MT),
+        ({"device": {"name": "cuda"}, "data": {"root": "elsewhere"}}, MT),
+        ({"method": {"epsilon": 5, "memory_decay": 0.5}}, MT),
+        ({"averaging": {"often": {"kind": "fast-swa", "every": 1}}}, MT),
+        ({"split": {"labels": 1000}}, "cifar10-cnn-mean-teacher-1k"),
+        ({"method": {"teacher": "swa"}}, "cifar10-cnn-mean-teacher-swa-teacher-4k"),
+        ({"method": {"weight": 50}}, None),
+        ({"optimiser": {"lr": 0.2}}, None),
+        ({"split": {"validation": 5000}}, None),
+        ({"schedule": {"cycle": 20}}, None),
+        ({"device": {"precision": "fp32"}}, None),
+    ],
+)
+def test_a_run_belongs_where_its_settings_say(tmp_path: Path, changes: dict[str, Any], row: str | None) -> None:
+    write_result(tmp_path, MT, 10, {180: {"student": 11.0}}, changes)
+    assert list(by_row(load_results(tmp_path))) == ([] if row is None else [row])
+
+
+def test_an_average_is_known_by_what_it_averages(tmp_path: Path) -> None:
+    """Names do not count, and an average with another k is another average."""
+    averages = {
+        "often": {"kind": "fast-swa", "every": 1},
+        "mine": {"kind": "fast-swa", "start": 150, "every": 3},
+        "fast_swa": {"kind": "fast-swa", "every": 0.25},
+    }
+    errors = {180: {"often": 1.0, "mine": 2.0, "fast_swa": 3.0}}
+    write_result(tmp_path, MT, 10, errors, {"averaging": averages})
+    pooled = measured(by_row(load_results(tmp_path))[MT], all_rows()[MT], "fast-swa", 180)
+    assert pooled is not None
+    assert pooled.errors == {10: 2.0}
+
+
+def test_other_files_are_passed_over_and_broken_ones_named(tmp_path: Path) -> None:
+    (tmp_path / "demo.json").write_text('{"command": "fastswa demo"}')
+    (tmp_path / "list.json").write_text("[]")
+    assert load_results(tmp_path) == []
+    with pytest.raises(RequestError, match="nowhere is not a folder"):
+        load_results(tmp_path / "nowhere")
+    (tmp_path / "old.json").write_text(json.dumps({"config": {"sead": 1}, "metrics": []}))
+    with pytest.raises(RequestError, match=r"old\.json: unknown setting sead; did you mean seed\?"):
+        load_results(tmp_path)
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(RequestError, match=r"bad\.json is not readable JSON"):
+        load_results(tmp_path)
