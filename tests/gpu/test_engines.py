@@ -14,6 +14,9 @@ from fastswa.api import fit, resume
 from fastswa.config import Config
 from fastswa.data.images import Dataset, ImageSet
 from fastswa.layers import build_config, flag_layer, recipe_layer
+from fastswa.methods.method import Batch
+from fastswa.methods.vat import VAT
+from fastswa.noise import Noise
 from fastswa.training import run as run_module
 from fastswa.training.device import choose_compute, settings_of
 from fastswa.training.feed import Feed
@@ -115,3 +118,23 @@ def test_a_stopped_run_resumes_bit_exactly(engine: str, tmp_path, monkeypatch) -
     assert [line["error"] for line in straight.metrics[-1:]] == [line["error"] for line in extended.metrics[-1:]]
     for file in sorted((tmp_path / "a" / "models").iterdir()):
         assert file.read_bytes() == (tmp_path / "b" / "models" / file.name).read_bytes(), file.name
+
+
+def test_vat_direction_keeps_full_precision_in_a_bf16_run() -> None:
+    """The power iteration's small steps drown in 16 bits or TF32; the direction must be float64's."""
+    directions = []
+    for precision in ("bf16", "fp64"):
+        config = config_of("--engine", "eager", "--precision", precision, "--method", "vat")
+        _, state, feed, step = built(config)
+        compute = choose_compute(config.device)
+        values = feed.take()
+        noise = Noise(values.words)
+        with settings_of(compute), compute.arithmetic():
+            x = step.augment.view(step.pixels, values.images, noise.scope("view/student"))
+            batch = Batch(
+                step.labels[values.images[:50]], values.images, values.consistency_weight, noise, lambda name, x=x: x
+            )
+            assert isinstance(state.method, VAT)
+            directions.append(state.method._direction(batch, state.student, x).double().flatten(1))
+    cosine = torch.nn.functional.cosine_similarity(*directions)
+    assert float(cosine.mean()) > 0.99

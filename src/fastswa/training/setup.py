@@ -61,6 +61,9 @@ def load_data(config: Config) -> Dataset:
 
 def prepare(config: Config, dataset: Dataset, compute: Compute) -> Material:
     """Split, plan and bring to the device."""
+    if len(dataset.classes) < 2:
+        raise RequestError(f"{dataset.train.name}: there is one class only; a classifier needs at least two.")
+    models.refuse_size(config.model.name, dataset.train.shape)
     split = make_split(
         dataset.train,
         labels=config.split.labels,
@@ -76,9 +79,6 @@ def prepare(config: Config, dataset: Dataset, compute: Compute) -> Material:
         steps=config.batch.steps,
         labelled_only=method_class(config.method.name).labelled_only,
     )
-    if len(dataset.classes) < 2:
-        raise RequestError(f"{dataset.train.name}: there is one class only; a classifier needs at least two.")
-    models.refuse_size(config.model.name, dataset.train.shape)
     _, height, width = dataset.train.shape
     if config.augment.translate >= min(height, width):
         raise RequestError(
@@ -135,4 +135,6 @@ def _evaluator(
 
 def _to_device(pixels: np.ndarray, device: torch.device) -> Tensor:
     """(N, C, H, W) on the host to (N, H, W, C) on the device."""
-    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))).to(device)
+    array = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
+    # A memory map may come through uncopied, and torch takes no read-only array.
+    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)

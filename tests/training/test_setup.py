@@ -1,0 +1,92 @@
+"""From a configuration and images to what a run trains on: defaults for one's own data, refusals, memory maps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fastswa.data.images import UNLABELLED, Dataset, ImageSet
+from fastswa.errors import RequestError
+from fastswa.layers import build_config, own_data_layer
+from fastswa.training.device import choose_compute
+from fastswa.training.setup import prepare, with_data_defaults
+
+
+def images(labels: list[int], classes: int = 2, size: int = 8, pixels: np.ndarray | None = None) -> ImageSet:
+    if pixels is None:
+        pixels = np.random.default_rng(0).integers(0, 256, (len(labels), 1, size, size), dtype=np.uint8)
+    return ImageSet(pixels, np.array(labels), tuple(str(k) for k in range(classes)))
+
+
+def validation(known: list[int], split: dict[str, object], source: str = "mine.npz") -> int | None:
+    config = build_config(own_data_layer(source), {"split": split})
+    return with_data_defaults(config, Dataset(images(known), None)).split.validation
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        ({}, 20),  # a fifth of the hundred known labels
+        ({"labels": 50}, 10),  # a fifth of the fifty asked for, out of the other fifty
+        ({"labels": 96}, 4),  # no more than are left over
+        ({"labels": 100}, 0),  # all are asked for
+        ({"file": "split.txt"}, 0),
+        ({"validation": 7}, 7),
+    ],
+)
+def test_own_data_get_a_validation_split(split: dict[str, object], expected: int) -> None:
+    assert validation([0, 1] * 50 + [UNLABELLED] * 200, split) == expected
+
+
+def test_built_in_sources_get_none() -> None:
+    assert validation([0, 1] * 50, {}, source="digits") == 0
+
+
+def test_all_labels_asked_for_are_trained_on() -> None:
+    dataset = Dataset(images([0, 1] * 50 + [UNLABELLED] * 200), None)
+    config = with_data_defaults(build_config(own_data_layer("mine.npz"), {"split": {"labels": 100}}), dataset)
+    material = prepare(config, dataset, choose_compute(config.device))
+    assert len(material.split.labelled) == 100
+    assert len(material.split.unlabelled) == 200
+    assert material.evaluators == {}
+
+
+def test_a_memory_map_trains_like_the_array(tmp_path: Path) -> None:
+    labels = [0, 1] * 100
+    array = images(labels).pixels
+    np.save(tmp_path / "pixels.npy", array)
+    mapped = np.load(tmp_path / "pixels.npy", mmap_mode="r")
+    assert isinstance(mapped, np.memmap)
+    config = build_config(own_data_layer("mine.npz"), {"split": {"labels": 20}})
+    materials = [
+        prepare(with_data_defaults(config, dataset), dataset, choose_compute(config.device))
+        for dataset in (Dataset(images(labels, pixels=pixels), None) for pixels in (array, mapped))
+    ]
+    assert torch.equal(materials[0].pixels, materials[1].pixels)
+    assert materials[0].facts == materials[1].facts
+
+
+def test_one_class_is_refused() -> None:
+    dataset = Dataset(images([0] * 100, classes=1), None)
+    config = with_data_defaults(build_config(own_data_layer("mine.npz")), dataset)
+    with pytest.raises(RequestError, match="there is one class only"):
+        prepare(config, dataset, choose_compute(config.device))
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "sentence"),
+    [
+        ("cnn13", 8, "model.name: cnn13 takes images of at least 12x12, not 8x8."),
+        ("shake-shake-26-2x96d", 30, "takes images whose sides are multiples of 4, not 30x30."),
+    ],
+)
+def test_images_that_a_network_cannot_take_are_refused(model: str, size: int, sentence: str) -> None:
+    dataset = Dataset(images([0, 1] * 100, size=size), None)
+    config = build_config(own_data_layer("mine.npz"), {"model": {"name": model}})
+    config = with_data_defaults(config, dataset)
+    with pytest.raises(RequestError) as caught:
+        prepare(config, dataset, choose_compute(config.device))
+    assert str(caught.value).endswith(sentence)
