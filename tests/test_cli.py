@@ -33,7 +33,8 @@ METHODS = "mean-teacher, pi, supervised, temporal-ensembling, vat, vat-entmin"
 WRONG = {
     "trian": "unknown command 'trian'; did you mean train?",
     "--verion": (
-        "unknown command '--verion'; there are: bench, data, demo, evaluate, figure, recipes, resume, table, train."
+        "unknown command '--verion'; "
+        "there are: bench, check, data, demo, evaluate, figure, recipes, resume, table, train."
     ),
     "train digits-mean-teacher --model cnn13": "model.name: cnn13 takes images of at least 12x12, not 8x8.",
     "train": "name a recipe (`fastswa recipes` lists them), or give --config FILE or --from RUN.",
@@ -44,8 +45,8 @@ WRONG = {
     f"{TRAIN} --method mean-teachr": "unknown method 'mean-teachr'; did you mean mean-teacher?",
     f"{TRAIN} --model cnn31": "unknown model 'cnn31'; did you mean cnn13?",
     f"{TRAIN} --data.source cifar11": (
-        "there is no data source 'cifar11' (known: digits, cifar10, cifar100, or a path to an .npz file); "
-        "did you mean 'cifar10'?"
+        "there is no data source 'cifar11' (known: digits, cifar10, cifar100, "
+        "or a folder, a .csv/.tsv manifest or an .npz file); did you mean 'cifar10'?"
     ),
     f"{TRAIN} --epcohs 3": "unknown setting --epcohs; did you mean epochs?",
     f"{TRAIN} --averaging.swa.evry 3": "unknown setting --averaging.swa.evry; did you mean averaging.NAME.every?",

@@ -124,7 +124,8 @@ def _train(arguments: Arguments) -> int:
     from fastswa.console import ConsoleWatcher, say
     from fastswa.training.run import train_new
 
-    out = Path(arguments.options.get("--out") or _free_folder(f"runs/{Path(name or 'run').stem}-seed-{config.seed}"))
+    stem = Path(name or "run").resolve().stem
+    out = Path(arguments.options.get("--out") or _free_folder(f"runs/{stem}-seed-{config.seed}"))
     with ConsoleWatcher(out, arguments.number("--stop-after", float("inf"))) as watcher:
         result = train_new(config, out, watcher, say)
     return watcher.conclude(result, as_json="--json" in arguments)
@@ -199,6 +200,34 @@ def _evaluate(arguments: Arguments) -> int:
     return 0
 
 
+def _check(arguments: Arguments) -> int:
+    from fastswa.check import check_data, print_report
+    from fastswa.console import progress_bar
+    from fastswa.data.cache import Options
+
+    source = arguments.target("folder, manifest, .npz file or data set")
+    side = arguments.whole("--size", 0) if "--size" in arguments else None
+    channels = {"auto": None, "grey": 1, "rgb": 3}
+    word = arguments.options.get("--channels", "auto")
+    if word not in channels:
+        raise RequestError(f"--channels: '{word}' is not auto, grey or rgb.")
+    if side is not None and not 8 <= side <= 1024:
+        raise RequestError(f"--size: {side} is not between 8 and 1024.")
+    with progress_bar() as progress:
+        options = Options(
+            size=None if side is None else (side, side),
+            channels=channels[word],
+            skip_bad="--skip-bad" in arguments,
+            progress=progress,
+        )
+        report = check_data(source, Path(arguments.options.get("--root", "data")), options)
+    if "--json" in arguments:
+        print(json.dumps(report.to_dict()))
+    else:
+        print_report(report)
+    return 0 if report.ok else 1
+
+
 def _demo(arguments: Arguments) -> int:
     if arguments.targets:
         raise RequestError(f"demo takes no '{arguments.targets[0]}'; it trains its own three recipes.")
@@ -264,10 +293,17 @@ VERBS = {
         {"--seeds": True, "--workers": True, "--out": True, "--record": True, **_COMMON},
         details="--workers N trains N runs at a time; --record FILE writes the figures as JSON.",
     ),
+    "check": Verb(
+        _check,
+        "check DATA [--skip-bad]",
+        "what a data set holds, what is wrong with it, and the batches that would result",
+        {"--skip-bad": False, "--size": True, "--channels": True, "--root": True, **_COMMON},
+        details="DATA: a folder with labeled/CLASS/… and unlabeled/…, a .csv/.tsv manifest, an .npz file, or digits.",
+    ),
     "train": Verb(
         _train,
-        "train RECIPE|FILE.npz [--config FILE] [--out RUN] [settings]",
-        "train a recipe, or your own arrays",
+        "train RECIPE|FOLDER|FILE [--config FILE] [--out RUN] [settings]",
+        "train a recipe, or your own images",
         {"--config": True, "--out": True, "--print-config": False, **_RUN},
         settings="all",
         details=(

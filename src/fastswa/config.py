@@ -24,8 +24,15 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    source: str = Field("digits", description="a built-in data set (digits, cifar10, cifar100) or an .npz file")
+    source: str = Field(
+        "digits", description="digits, cifar10, cifar100, or one's own: a folder, a .csv/.tsv manifest, an .npz file"
+    )
     root: str = Field("data", description="the folder that holds downloaded data sets")
+    size: Annotated[int, Field(ge=8, le=1024)] | None = Field(
+        None, description="side that own images are resized to; none given: from the images"
+    )
+    channels: Literal["auto", "grey", "rgb"] = Field("auto", description="own images: grey if all are, or as said")
+    skip_bad: bool = Field(False, description="leave out own images that cannot be read")
 
 
 class SplitConfig(Section):

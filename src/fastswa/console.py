@@ -6,13 +6,22 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -100,6 +109,24 @@ class ConsoleWatcher:
         if not result.finished:
             say(f"stopped and saved; go on with `fastswa resume {result.path}`.")
         return 1 if self.interrupted and not result.finished else 0
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr for `Options.progress`; it shows itself at the first news, and only on a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+    task = bar.add_task("")
+
+    def report(what: str, done: int, total: int) -> None:
+        bar.start()
+        bar.update(task, description=what, completed=done, total=total)
+
+    try:
+        yield report
+    finally:
+        bar.stop()
 
 
 def print_figures(figures: Mapping[str, Mapping[str, Mapping[str, float]]], title: str) -> None:

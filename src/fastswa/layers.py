@@ -55,8 +55,10 @@ def recipe_layer(name: str) -> Layer:
 
 
 def target_layer(name: str) -> Layer:
-    """The settings behind a recipe's name, or behind a file of one's own data."""
-    return own_data_layer(name) if name.endswith(".npz") else recipe_layer(name)
+    """The settings behind a recipe's name, or behind a folder or file of one's own data."""
+    from fastswa.data.sources import is_own_data
+
+    return own_data_layer(name) if name not in recipe_names() and is_own_data(name) else recipe_layer(name)
 
 
 def own_data_layer(source: str) -> Layer:

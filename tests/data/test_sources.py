@@ -31,7 +31,9 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, near: str, tmp_
 
 
 def test_a_name_like_none_of_them_is_answered_with_all(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"known: digits, cifar10, cifar100, or a path to an .npz file\)\.$"):
+    with pytest.raises(
+        RequestError, match=r"known: digits, cifar10, cifar100, or a folder, a .csv/.tsv manifest or an .npz file\)\.$"
+    ):
         load("imagenet", tmp_path)
 
 

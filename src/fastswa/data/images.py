@@ -1,8 +1,12 @@
-"""ImageSet: uint8 pixels in memory or memory-mapped, with labels where they are known."""
+"""ImageSet: uint8 pixels in memory or memory-mapped, with labels where they are known; ImageFiles: before that."""
 
 from __future__ import annotations
 
+import os
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -11,18 +15,81 @@ from fastswa.errors import RequestError
 UNLABELLED = -1
 
 
+class PathTable:
+    """Many file names in one block of bytes, so that a million of them take little more than their letters."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._letters, self._ends = bytearray(), array("q", [0])
+        for name in names:
+            self.append(name)
+
+    def append(self, name: str) -> None:
+        self._letters += os.fsencode(name)
+        self._ends.append(len(self._letters))
+
+    @property
+    def content(self) -> bytes:
+        """All the names and where each ends, for hashing."""
+        return bytes(self._letters) + self._ends.tobytes()
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: int) -> str:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return os.fsdecode(bytes(self._letters[self._ends[index] : self._ends[index + 1]]))
+
+    def __iter__(self) -> Iterator[str]:
+        start, letters = 0, self._letters
+        for end in self._ends[1:]:
+            yield os.fsdecode(bytes(letters[start:end]))
+            start = end
+
+    def take(self, indices: Iterable[int]) -> PathTable:
+        """The names at `indices`, in that order."""
+        return PathTable(self[int(index)] for index in indices)
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """Image files that a source lists: the training images, labelled or not, and then `tests` test images.
+
+    `paths` are relative to `root` or absolute; `labels` is (N,) int64, `UNLABELLED` where there is none;
+    `ignored` counts the files left aside by their suffix; `notes` are sentences for the person.
+    """
+
+    source: Path
+    root: Path
+    paths: PathTable
+    labels: np.ndarray
+    classes: tuple[str, ...]
+    tests: int = 0
+    ignored: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def path(self, index: int) -> str:
+        """Where the image lies."""
+        name = self.paths[index]
+        return name if os.path.isabs(name) else f"{self.root}{os.sep}{name}"
+
+
 @dataclass(frozen=True)
 class ImageSet:
     """Images of one size with their labels.
 
     `pixels` is (N, C, H, W) uint8 (an array or a memory map); `labels` is (N,) int64, `UNLABELLED` where
-    there is none; `classes` names the labels.
+    there is none; `classes` names the labels; `files` names the images where they came from files.
     """
 
     pixels: np.ndarray
     labels: np.ndarray
     classes: tuple[str, ...]
     name: str = "images"
+    files: PathTable | None = None
 
     def __post_init__(self) -> None:
         if self.pixels.dtype != np.uint8 or self.pixels.ndim != 4:
@@ -56,8 +123,9 @@ class ImageSet:
         """Mean and standard deviation of each channel, pixels taken as 0 to 1; read in blocks."""
         channels = self.shape[0]
         total, square, count = np.zeros(channels), np.zeros(channels), 0
-        for start in range(0, len(self), 4096):
-            block = np.asarray(self.pixels[start : start + 4096], dtype=np.float64) / 255.0
+        step = min(4096, max(1, (1 << 24) // max(int(np.prod(self.shape)), 1)))
+        for start in range(0, len(self), step):
+            block = np.asarray(self.pixels[start : start + step], dtype=np.float64) / 255.0
             total += block.sum(axis=(0, 2, 3))
             square += (block**2).sum(axis=(0, 2, 3))
             count += block.shape[0] * block.shape[2] * block.shape[3]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -53,6 +53,7 @@ class Trainer:
         self.feed = Feed(config, material.plan, state.method, compute.device, compute.dtype)
         self.step = Step(state, self.feed, material.augment, material.pixels, material.labels, compute)
         self.seconds = 0.0
+        self.finished = False
         self._clock = time.monotonic()
         self._measured: dict[str, tuple[int, dict[str, dict[str, float]]]] = {}
 
@@ -74,8 +75,13 @@ class Trainer:
         self.feed.load(self.state.step // self.steps_per_epoch)
         probe(self.step)
 
-    def train(self, watcher: Watcher) -> bool:
-        """Train to the last epoch; False if the watcher stopped it before (the state is saved then)."""
+    def train(self, watcher: Watcher) -> None:
+        """Train to the last epoch, or until the watcher stops it (the state is saved then)."""
+        for _ in self.steps(watcher):
+            pass
+
+    def steps(self, watcher: Watcher) -> Iterator[None]:
+        """The run as a chain of steps, so that several runs can take turns; `finished` tells how it ended."""
         state, steps = self.state, self.steps_per_epoch
         total = self.total_steps
         self._clock = time.monotonic() - self.seconds
@@ -84,16 +90,16 @@ class Trainer:
         while state.step < total:
             epoch, position = divmod(state.step, steps)
             self.feed.load(epoch, position)
-            stopped = self._run_epoch(launch, steps - position, watcher)
+            stopped = yield from self._run_epoch(launch, steps - position, watcher)
             if state.step % steps == 0:
                 self._epoch_edge(state.step // steps, watcher)
             if stopped and state.step < total:
                 self.save()
-                return False
+                return
         self.folder.write_models(self.evaluated_networks(), replace(self.material.facts, epoch=self.epoch))
-        return True
+        self.finished = True
 
-    def _run_epoch(self, launch: Callable[[], None], count: int, watcher: Watcher) -> bool:
+    def _run_epoch(self, launch: Callable[[], None], count: int, watcher: Watcher) -> Generator[None, None, bool]:
         """Up to `count` steps; whether the watcher asked to stop."""
         state = self.state
         for _ in range(count):
@@ -107,6 +113,7 @@ class Trainer:
                 watcher.stepped(state.step)
             if watcher.should_stop():
                 return True
+            yield
         return False
 
     def _epoch_edge(self, epoch: int, watcher: Watcher) -> None:

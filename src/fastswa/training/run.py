@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fastswa.modelfile import load_model
 from fastswa.training.checkpoint import Checkpoint, checkpoint_epochs, load_checkpoint
 from fastswa.training.device import Compute, choose_compute, settings_of
 from fastswa.training.folder import RunFolder
+from fastswa.training.lanes import Lanes
 from fastswa.training.loop import Trainer, Watcher
 from fastswa.training.setup import load_data, prepare, with_data_defaults
 from fastswa.training.state import State, build_state
@@ -52,26 +54,40 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def train_new(config: Config, out: Path, watcher: Watcher, say: Say) -> RunResult:
     """A new run in a new folder; forked from another run's state if `start.run` says so."""
-    RunFolder(out).refuse_taken()
-    compute = choose_compute(config.device)
-    with settings_of(compute, config.device.threads):
-        dataset = load_data(config)
-        config = with_data_defaults(config, dataset)
-        trainer = _trainer(config, dataset, compute, RunFolder(out))
-        parent = _fork(config, trainer.state, trainer.steps_per_epoch, say) if config.start.run else None
-        if parent is not None and trainer.epoch >= config.schedule.epochs:
-            raise RequestError(
-                f"{parent['run']} is at epoch {trainer.epoch:g} already, and schedule.epochs is "
-                f"{config.schedule.epochs}; give the fork more epochs."
-            )
-        trainer.check()
-        watcher = _watchers(config, watcher, out)
-        trainer.folder.create(config)
-        trainer.folder.write_environment({**compute.facts(), "parent": parent})
-        if parent is not None:
-            trainer.save()
-        finished = trainer.train(watcher)
-    return RunResult(out, trainer.folder.metrics(), finished)
+    return train_together([(config, out, watcher)], say)[0]
+
+
+def train_together(runs: Sequence[tuple[Config, Path, Watcher]], say: Say) -> list[RunResult]:
+    """Several new runs on one device: taking turns at every step on a GPU, one after the other on the CPU."""
+    for _, out, _ in runs:
+        RunFolder(out).refuse_taken()
+    device = runs[0][0].device
+    compute = choose_compute(device)
+    with settings_of(compute, device.threads):
+        lanes = Lanes(compute)
+        begun = [lanes.on(number, partial(_begin, *run, compute, say)) for number, run in enumerate(runs)]
+        lanes.run([trainer.steps(watcher) for trainer, watcher in begun])
+    return [RunResult(trainer.folder.path, trainer.folder.metrics(), trainer.finished) for trainer, _ in begun]
+
+
+def _begin(config: Config, out: Path, watcher: Watcher, compute: Compute, say: Say) -> tuple[Trainer, Watcher]:
+    """A new run made ready: checked, its folder written."""
+    dataset = load_data(config)
+    config = with_data_defaults(config, dataset)
+    trainer = _trainer(config, dataset, compute, RunFolder(out))
+    parent = _fork(config, trainer.state, trainer.steps_per_epoch, say) if config.start.run else None
+    if parent is not None and trainer.epoch >= config.schedule.epochs:
+        raise RequestError(
+            f"{parent['run']} is at epoch {trainer.epoch:g} already, and schedule.epochs is "
+            f"{config.schedule.epochs}; give the fork more epochs."
+        )
+    trainer.check()
+    watcher = _watchers(config, watcher, out)
+    trainer.folder.create(config)
+    trainer.folder.write_environment({**compute.facts(), "parent": parent})
+    if parent is not None:
+        trainer.save()
+    return trainer, watcher
 
 
 def _trainer(config: Config, dataset: Dataset, compute: Compute, folder: RunFolder, *, fresh: bool = True) -> Trainer:
@@ -120,8 +136,8 @@ def resume(path: Path, changes: Mapping[str, Any], watcher: Watcher, say: Say) -
             return RunResult(path, folder.metrics(), True)
         trainer.check()
         folder.write_config(config)
-        finished = trainer.train(_watchers(config, watcher, path))
-    return RunResult(path, folder.metrics(), finished)
+        trainer.train(_watchers(config, watcher, path))
+    return RunResult(path, folder.metrics(), trainer.finished)
 
 
 def _restore(state: State, checkpoint: Checkpoint, path: Path) -> None:

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from fastswa import models
 from fastswa.config import Config
+from fastswa.console import progress_bar
 from fastswa.data.augment import Augment
 from fastswa.data.batches import BatchPlan, plan_batches
+from fastswa.data.cache import Options
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
 from fastswa.data.sources import SOURCES, load
 from fastswa.data.splits import Split, make_split
@@ -55,8 +57,16 @@ def with_data_defaults(config: Config, dataset: Dataset) -> Config:
 
 
 def load_data(config: Config) -> Dataset:
-    """The data set that the configuration names."""
-    return load(config.data.source, Path(config.data.root))
+    """The data set that the configuration names; one's own images are prepared first, once."""
+    data = config.data
+    with progress_bar() as progress:
+        options = Options(
+            size=None if data.size is None else (data.size, data.size),
+            channels={"auto": None, "grey": 1, "rgb": 3}[data.channels],
+            skip_bad=data.skip_bad,
+            progress=progress,
+        )
+        return load(data.source, Path(data.root), options)
 
 
 def prepare(config: Config, dataset: Dataset, compute: Compute) -> Material:

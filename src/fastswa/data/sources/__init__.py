@@ -13,18 +13,21 @@ from typing import TYPE_CHECKING
 from fastswa.errors import RequestError
 
 if TYPE_CHECKING:
-    from fastswa.data.images import Dataset
+    from fastswa.data.cache import Options
+    from fastswa.data.images import Dataset, ImageFiles
 
 SOURCES: dict[str, str] = {
     "digits": "fastswa.data.sources.digits:load_digits",
     "cifar10": "fastswa.data.sources.cifar:load_cifar10",
     "cifar100": "fastswa.data.sources.cifar:load_cifar100",
 }
+MANIFESTS = (".csv", ".tsv")
 
 
-def load(source: str, root: Path) -> Dataset:
-    """The Dataset of a registered name, or of a path to an .npz file (as given, or else under `root`).
+def load(source: str, root: Path, options: Options | None = None) -> Dataset:
+    """The Dataset of a registered name, or of a path to one's own data (as given, or else under `root`).
 
+    One's own data are a folder, a .csv or .tsv manifest (prepared as `options` say), or an .npz file.
     `root` is the folder under which downloaded sets lie; `digits` comes with the package and needs none.
     """
     root = Path(root).expanduser()
@@ -32,12 +35,46 @@ def load(source: str, root: Path) -> Dataset:
         module, function = SOURCES[source].split(":")
         dataset: Dataset = getattr(import_module(module), function)(root)
         return dataset
+    path = _place(source, root)
     if source.lower().endswith(".npz"):
         from fastswa.data.sources.npz import load_npz
 
-        path = Path(source).expanduser()
-        return load_npz(root / path if not path.exists() and (root / path).exists() else path)
+        return load_npz(path)
+    files = list_files(source, root, options)
+    from fastswa.data.cache import load_files
+
+    return load_files(files, options)
+
+
+def list_files(source: str, root: Path, options: Options | None = None) -> ImageFiles:
+    """The image files of a folder or manifest."""
+    path = _place(source, Path(root).expanduser())
+    if path.suffix.lower() in MANIFESTS and not path.is_dir():
+        from fastswa.data.sources.manifest import list_manifest
+
+        return list_manifest(path, skip_bad=options is not None and options.skip_bad)
+    if path.is_dir():
+        from fastswa.data.sources.folder import list_folder
+
+        return list_folder(path)
+    if is_own_data(source):
+        raise RequestError(f"{source}: there is no such folder or file.")
     known = ", ".join(SOURCES)
     near = difflib.get_close_matches(source.lower(), SOURCES, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    raise RequestError(f"there is no data source {source!r} (known: {known}, or a path to an .npz file){hint}")
+    own = "a folder, a .csv/.tsv manifest or an .npz file"
+    raise RequestError(f"there is no data source {source!r} (known: {known}, or {own}){hint}")
+
+
+def is_own_data(source: str) -> bool:
+    """Whether the word means data of one's own: a folder, a manifest or an .npz file."""
+    if source in SOURCES:
+        return False
+    path = Path(source).expanduser()
+    return path.suffix.lower() in (*MANIFESTS, ".npz") or path.is_dir() or "/" in source or "\\" in source
+
+
+def _place(source: str, root: Path) -> Path:
+    """Where a path leads: as given or, if nothing is there, under `root`."""
+    path = Path(source).expanduser()
+    return root / path if not path.exists() and (root / path).exists() else path

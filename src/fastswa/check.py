@@ -1,0 +1,269 @@
+"""`fastswa check`: what a data set holds, what is wrong with it, and what training on it would be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fastswa.data.cache import Options, Plan, as_dataset, prepare, refusal
+from fastswa.data.images import UNLABELLED, Dataset, ImageSet
+from fastswa.data.sources import SOURCES, list_files, load
+from fastswa.errors import RequestError
+
+FEW = 3
+PARTS = ("labelled", "unlabelled", "test")
+_EXAMPLES, _SHOWN = 10, 30
+
+
+@dataclass(frozen=True)
+class ClassCount:
+    """Images of one class."""
+
+    name: str
+    labelled: int
+    test: int
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Images that are the same, pixel by pixel, once prepared.
+
+    `within` counts the copies beyond the first in each part; `across` the images of the second part that the first
+    also holds; `contradictions` the images that stand in more than one class; `examples` names some.
+    """
+
+    within: dict[str, int]
+    across: dict[str, int]
+    contradictions: int
+    examples: list[list[str]]
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What `check_data` found; `problems` are what training would refuse, `notes` what a person should know."""
+
+    source: str
+    labelled: int
+    unlabelled: int
+    test: int
+    classes: list[ClassCount]
+    imbalance: float
+    shape: tuple[int, int, int]
+    sizes: dict[str, Any]
+    duplicates: Duplicates
+    batch: dict[str, int] | None
+    unreadable: dict[str, str] = field(default_factory=dict)
+    ignored: dict[str, int] = field(default_factory=dict)
+    prepared: str | None = None
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether training would accept the data."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything in it, for JSON."""
+        return {"ok": self.ok, **asdict(self)}
+
+
+def check_data(source: str, root: Path = Path("data"), options: Options | None = None) -> CheckReport:
+    """A report on a folder, a manifest, an .npz file or a built-in data set; files are prepared on the way."""
+    options = options or Options()
+    unreadable: dict[str, str] = {}
+    ignored: dict[str, int] = {}
+    notes: list[str] = []
+    prepared_at = plan = None
+    if source in SOURCES or source.lower().endswith(".npz"):
+        dataset = load(source, root)
+    else:
+        lenient = replace(options, skip_bad=True)
+        files = list_files(source, root, lenient)
+        prepared = prepare(files, lenient)
+        dataset, plan, prepared_at = as_dataset(files, prepared), prepared.plan, str(prepared.place)
+        unreadable, ignored = prepared.unreadable, files.ignored
+        notes += [*files.notes, *plan.notes]
+    problems = [str(refusal(list(unreadable.values())))] if unreadable and not options.skip_bad else []
+    if ignored.get("missing") and not options.skip_bad:
+        problems.append(f"{ignored['missing']} files that {source} lists are not there.")
+    train, test = dataset.train, dataset.test
+    counts = np.bincount(train.labels[train.labels != UNLABELLED], minlength=len(train.classes))
+    tests = np.bincount(test.labels, minlength=len(train.classes)) if test is not None else np.zeros_like(counts)
+    duplicates = find_duplicates(dataset)
+    batch = _batch(source, dataset, problems)
+    notes += _notes(dataset, counts, duplicates)
+    return CheckReport(
+        source=source,
+        labelled=int(counts.sum()),
+        unlabelled=int((train.labels == UNLABELLED).sum()),
+        test=int(tests.sum()),
+        classes=[ClassCount(n, int(c), int(t)) for n, c, t in zip(train.classes, counts, tests, strict=True)],
+        imbalance=round(float(counts.max() / max(counts.min(), 1)), 2),
+        shape=train.shape,
+        sizes=_sizes(plan, train),
+        duplicates=duplicates,
+        batch=batch,
+        unreadable=unreadable,
+        ignored=ignored,
+        prepared=prepared_at,
+        problems=problems,
+        notes=notes,
+    )
+
+
+def find_duplicates(dataset: Dataset) -> Duplicates:
+    """Copies within and across the labelled, the unlabelled and the test images."""
+    sets = [dataset.train] if dataset.test is None else [dataset.train, dataset.test]
+    digests = np.fromiter((digest for images in sets for digest in _digests(images)), np.uint64)
+    labels = np.concatenate([images.labels for images in sets])
+    parts = np.where(labels == UNLABELLED, 1, 0)
+    parts[len(dataset.train) :] = 2
+    _, group, sizes = np.unique(digests, return_inverse=True, return_counts=True)
+    holds = np.stack([np.bincount(group[parts == part], minlength=len(sizes)) for part in range(3)], axis=1)
+    known = labels != UNLABELLED
+    lowest = np.full(len(sizes), np.iinfo(np.int64).max)
+    highest = np.full(len(sizes), UNLABELLED)
+    np.minimum.at(lowest, group[known], labels[known])
+    np.maximum.at(highest, group[known], labels[known])
+    torn = highest > lowest
+    # The worst first: contradictions, then copies in test, then others.
+    several = np.flatnonzero(sizes > 1)
+    ranks = np.lexsort((several, -holds[several, 2], ~torn[several]))
+    return Duplicates(
+        within={name: int(np.maximum(holds[:, part] - 1, 0).sum()) for part, name in enumerate(PARTS)},
+        across={
+            f"{PARTS[a]} and {PARTS[b]}": int(holds[holds[:, a] > 0, b].sum()) for a, b in combinations(range(3), 2)
+        },
+        contradictions=int(sizes[torn].sum()),
+        examples=[
+            [_name(dataset, int(row)) for row in np.flatnonzero(group == number)[:4]]
+            for number in several[ranks[:_EXAMPLES]]
+        ],
+    )
+
+
+def _digests(images: ImageSet) -> Iterator[int]:
+    for pixels in images.pixels:
+        yield int.from_bytes(blake2b(np.ascontiguousarray(pixels).data, digest_size=8).digest(), "little")
+
+
+def _name(dataset: Dataset, row: int) -> str:
+    """A file's name, or the part and number of an image that came from an array."""
+    images, part = dataset.train, "train"
+    if row >= len(dataset.train) and dataset.test is not None:
+        images, part, row = dataset.test, "test", row - len(dataset.train)
+    return images.files[row] if images.files is not None else f"{part} image {row}"
+
+
+def _sizes(plan: Plan | None, images: ImageSet) -> dict[str, Any]:
+    """Sizes of the files, (height, width) each."""
+    if plan is None:
+        size = images.shape[1:]
+        return {"smallest": size, "median": size, "largest": size, "different": 1, "enlarged": 0, "cropped": 0}
+    return {
+        "smallest": plan.smallest,
+        "median": plan.median,
+        "largest": plan.largest,
+        "different": plan.sizes,
+        "enlarged": plan.enlarged,
+        "cropped": plan.cropped,
+    }
+
+
+def _batch(source: str, dataset: Dataset, problems: list[str]) -> dict[str, int] | None:
+    """The batches that training with the default settings would take; None and a problem where it would refuse."""
+    from fastswa.data.batches import plan_batches
+    from fastswa.data.splits import make_split
+    from fastswa.layers import build_config, own_data_layer
+    from fastswa.training.setup import with_data_defaults
+
+    try:
+        config = with_data_defaults(build_config(own_data_layer(source)), dataset)
+        validation = config.split.validation or 0
+        split = make_split(dataset.train, labels=config.split.labels, validation=validation)
+        batches = plan_batches(split, size=config.batch.size, labelled=config.batch.labelled, steps=config.batch.steps)
+    except RequestError as error:
+        problems.append(str(error))
+        return None
+    return {
+        "size": batches.size,
+        "labelled": batches.labelled,
+        "steps": batches.steps,
+        "training_labels": len(split.labelled),
+        "validation": len(split.validation),
+    }
+
+
+def _notes(dataset: Dataset, counts: np.ndarray, duplicates: Duplicates) -> list[str]:
+    notes = []
+    if dataset.test is None:
+        notes.append("there are no test images: errors are measured on validation images only.")
+    few = [name for name, count in zip(dataset.classes, counts, strict=True) if count < FEW]
+    if few:
+        names = ", ".join(f"'{name}'" for name in few[:5]) + (", …" if len(few) > 5 else "")
+        notes.append(f"fewer than {FEW} labelled images: {names}.")
+    if counts.max() > 10 * max(counts.min(), 1):
+        notes.append("the largest class has more than ten times the labelled images of the smallest.")
+    if duplicates.contradictions:
+        notes.append(f"{duplicates.contradictions} images that are the same stand in different classes.")
+    if leaked := duplicates.across["labelled and test"]:
+        notes.append(f"{leaked} test images are among the labelled training images: the test error will flatter.")
+    if seen := duplicates.across["unlabelled and test"]:
+        notes.append(f"{seen} test images are among the unlabelled training images.")
+    return notes
+
+
+def print_report(report: CheckReport, console: Console | None = None) -> None:
+    """The report as tables and sentences."""
+    console = console or Console()
+    table = Table(title=escape(report.source))
+    table.add_column("class")
+    table.add_column("labelled", justify="right")
+    table.add_column("test", justify="right")
+    for row in report.classes[:_SHOWN]:
+        table.add_row(escape(row.name), f"{row.labelled:,}", f"{row.test:,}")
+    if len(report.classes) > _SHOWN:
+        table.add_row(f"… {len(report.classes) - _SHOWN} more", "", "")
+    table.add_section()
+    table.add_row(f"{len(report.classes)} classes", f"{report.labelled:,}", f"{report.test:,}")
+    table.add_row("unlabelled", f"{report.unlabelled:,}", "")
+    console.print(table)
+    for sentence in _sentences(report):
+        console.print(escape(sentence), highlight=False, soft_wrap=True)
+
+
+def _sentences(report: CheckReport) -> Iterator[str]:
+    channels, height, width = report.shape
+    sizes = {name: f"{size[0]}x{size[1]}" for name, size in report.sizes.items() if isinstance(size, tuple)}
+    yield f"images: {', '.join(f'{name} {size}' for name, size in sizes.items())} (height x width)"
+    yield f"trained on as: {height}x{width}, {'grey' if channels == 1 else 'RGB'}; imbalance {report.imbalance:g}"
+    if report.batch is not None:
+        batch = report.batch
+        yield (
+            f"a batch: {batch['size']} images, {batch['labelled']} of them labelled; an epoch: {batch['steps']} "
+            f"steps; {batch['training_labels']} labels to train on, {batch['validation']} held out"
+        )
+    copies = {**report.duplicates.within, **report.duplicates.across}
+    found = ", ".join(f"{count} in {name}" for name, count in copies.items() if count)
+    yield f"duplicates: {found or 'none'}"
+    yield from (f"  the same: {'  '.join(names)}" for names in report.duplicates.examples)
+    if report.ignored:
+        yield "left aside: " + ", ".join(f"{count} {suffix}" for suffix, count in report.ignored.items())
+    for reason in list(report.unreadable.values())[:_SHOWN]:
+        yield f"unreadable: {reason}"
+    if len(report.unreadable) > _SHOWN:
+        yield f"unreadable: … {len(report.unreadable) - _SHOWN} more (--json lists all)"
+    if report.prepared is not None:
+        yield f"prepared in {report.prepared}"
+    yield from (f"note: {note}" for note in report.notes)
+    yield from (f"problem: {problem}" for problem in report.problems)

@@ -1,0 +1,51 @@
+"""Several runs on one device: a stream each on a GPU, where they take turns; one after the other on the CPU.
+
+Nothing a run computes depends on the others: its random numbers come from its own seed and step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
+
+import torch
+
+from fastswa.training.device import Compute
+
+Made = TypeVar("Made")
+
+
+class Lanes:
+    """Lane k is a CUDA stream of its own from the second run on; on the CPU lanes mean nothing."""
+
+    def __init__(self, compute: Compute) -> None:
+        self._cuda = compute.device.type == "cuda"
+        self._device = compute.device
+        self._streams: dict[int, torch.cuda.Stream] = {}
+
+    def _lane(self, number: int) -> AbstractContextManager[object]:
+        if not self._cuda or number == 0:
+            return nullcontext()
+        if number not in self._streams:
+            self._streams[number] = torch.cuda.Stream(self._device)
+        return torch.cuda.stream(self._streams[number])
+
+    def on(self, number: int, make: Callable[[], Made]) -> Made:
+        """What `make` gives, made on lane `number`."""
+        with self._lane(number):
+            return make()
+
+    def run(self, runs: Sequence[Iterator[None]]) -> None:
+        """Every run to its end."""
+        if not self._cuda:
+            for run in runs:
+                for _ in run:
+                    pass
+            return
+        waiting = dict(enumerate(runs))
+        while waiting:
+            for number, run in list(waiting.items()):
+                with self._lane(number):
+                    if next(run, True):
+                        del waiting[number]
