@@ -18,7 +18,7 @@ from conftest import Answer, Command
 from fastswa import __version__, cli
 from fastswa.cli import _free_folder
 from fastswa.config import RESUMABLE
-from fastswa.console import ConsoleWatcher
+from fastswa.console import Lane
 from fastswa.layers import build_config, fields, recipe_layer, recipe_names, to_toml
 from fastswa.methods import build as build_method
 from fastswa.models import build as build_network
@@ -334,16 +334,16 @@ def test_a_time_limit_saves_and_ends_cleanly(command: Command, finished: Path, t
 def test_ctrl_c_stops_after_the_step_and_twice_at_once(
     monkeypatch: pytest.MonkeyPatch, command: Command, finished: Path, tmp_path: Path
 ) -> None:
-    run, original = tmp_path / "run", ConsoleWatcher.evaluated
+    run, original = tmp_path / "run", Lane.evaluated
     handler = signal.getsignal(signal.SIGINT)
 
-    def pressed(watcher: ConsoleWatcher, line: dict[str, object], times: int) -> None:
+    def pressed(watcher: Lane, line: dict[str, object], times: int) -> None:
         original(watcher, line)
         for _ in range(times):
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ConsoleWatcher, "evaluated", lambda watcher, line: pressed(watcher, line, 1))
+        patch.setattr(Lane, "evaluated", lambda watcher, line: pressed(watcher, line, 1))
         once = command(*TRAIN.split(), "--out", run, *FLAGS)
     assert (once.code, once.out) == (1, "")
     assert once.err.splitlines()[1:] == [
@@ -352,7 +352,7 @@ def test_ctrl_c_stops_after_the_step_and_twice_at_once(
     ]
     assert checkpoints(run) == [3, 4]
     with monkeypatch.context() as patch:
-        patch.setattr(ConsoleWatcher, "evaluated", lambda watcher, line: pressed(watcher, line, 2))
+        patch.setattr(Lane, "evaluated", lambda watcher, line: pressed(watcher, line, 2))
         twice = command("resume", run)
     assert (twice.code, twice.err.splitlines()[-1]) == (1, "fastswa: interrupted.")
     assert signal.getsignal(signal.SIGINT) is handler

@@ -123,12 +123,22 @@ def _train(arguments: Arguments) -> int:
         return 0
     from fastswa.console import ConsoleWatcher, say
     from fastswa.training.run import train_new
+    from fastswa.training.seeds import train_seeds
 
+    seeds = arguments.wholes("--seeds")
+    if len(set(seeds)) != len(seeds):
+        raise RequestError("--seeds: a seed is named twice.")
     stem = Path(name or "run").resolve().stem
-    out = Path(arguments.options.get("--out") or _free_folder(f"runs/{stem}-seed-{config.seed}"))
-    with ConsoleWatcher(out, arguments.number("--stop-after", float("inf"))) as watcher:
-        result = train_new(config, out, watcher, say)
-    return watcher.conclude(result, as_json="--json" in arguments)
+    suffix = f"seeds-{'-'.join(map(str, seeds))}" if seeds else f"seed-{config.seed}"
+    out = Path(arguments.options.get("--out") or _free_folder(f"runs/{stem}-{suffix}"))
+    with ConsoleWatcher(arguments.number("--stop-after", float("inf"))) as watcher:
+        if seeds:
+            configs = [build_config(*layers, flags, {"seed": seed}) for seed in seeds]
+            lanes = {seed: watcher.lane(f"{out} seed {seed}", f"seed {seed}  ") for seed in seeds}
+            results = train_seeds(configs, out, lanes, say)
+        else:
+            results = [train_new(config, out, watcher.lane(str(out)), say)]
+    return watcher.conclude(out, results, as_json="--json" in arguments)
 
 
 def _free_folder(base: str) -> str:
@@ -180,11 +190,17 @@ def _resume(arguments: Arguments) -> int:
     from fastswa.console import ConsoleWatcher, say
     from fastswa.layers import flag_layer
     from fastswa.training.run import resume
+    from fastswa.training.seeds import resume_seeds, seeds_under
 
     path = Path(arguments.target("run folder"))
-    with ConsoleWatcher(path, arguments.number("--stop-after", float("inf"))) as watcher:
-        result = resume(path, flag_layer(arguments.settings, arguments.verb.options), watcher, say)
-    return watcher.conclude(result, as_json="--json" in arguments)
+    changes = flag_layer(arguments.settings, arguments.verb.options)
+    with ConsoleWatcher(arguments.number("--stop-after", float("inf"))) as watcher:
+        if seeds_under(path) and not (path / "config.toml").exists():
+            lanes = {seed: watcher.lane(str(run), f"seed {seed}  ") for seed, run in seeds_under(path).items()}
+            results = resume_seeds(path, changes, lanes, say)
+        else:
+            results = [resume(path, changes, watcher.lane(str(path)), say)]
+    return watcher.conclude(path, results, as_json="--json" in arguments)
 
 
 def _evaluate(arguments: Arguments) -> int:
@@ -304,11 +320,12 @@ VERBS = {
         _train,
         "train RECIPE|FOLDER|FILE [--config FILE] [--out RUN] [settings]",
         "train a recipe, or your own images",
-        {"--config": True, "--out": True, "--print-config": False, **_RUN},
+        {"--config": True, "--out": True, "--seeds": True, "--print-config": False, **_RUN},
         settings="all",
         details=(
             "RECIPE < --config FILE < settings; --print-config shows what would run.\n"
-            "--from RUN[@EPOCH] forks a run; --stop-after MINUTES saves and ends before a limit."
+            "--from RUN[@EPOCH] forks a run; --stop-after MINUTES saves and ends before a limit.\n"
+            "--seeds 10,11,12 trains one run a seed and writes their mean and std to summary.json."
         ),
     ),
     "resume": Verb(

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -39,36 +39,37 @@ def shown(name: str) -> str:
 
 
 class ConsoleWatcher:
-    """Shows progress on stderr and stops the run at a time limit, at Ctrl-C or when asked to terminate."""
+    """Shows progress on stderr and stops runs at a time limit, at Ctrl-C or when asked to terminate.
 
-    def __init__(self, out: Path, minutes: float = float("inf")) -> None:
-        self.out = out
+    Each run is watched through a lane of its own.
+    """
+
+    def __init__(self, minutes: float = float("inf")) -> None:
         self.interrupted = False
         self._deadline = time.monotonic() + 60.0 * minutes
-        self._console = Console(stderr=True)
-        self._progress = Progress(
+        self.console = Console(stderr=True)
+        self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("epoch {task.fields[epoch]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
+            console=self.console,
+            disable=not self.console.is_terminal,
         )
-        self._task: TaskID | None = None
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> ConsoleWatcher:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._handlers[number] = signal.signal(number, self._interrupt)
-        self._progress.start()
+        self.progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        self.progress.stop()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
@@ -78,37 +79,57 @@ class ConsoleWatcher:
         self.interrupted = True
         say("stopping after this step; once more to stop at once.")
 
+    def lane(self, label: str, prefix: str = "") -> Lane:
+        """The watcher of one run; `prefix` begins its lines."""
+        return Lane(self, label, prefix)
+
+    def should_stop(self) -> bool:
+        return self.interrupted or time.monotonic() > self._deadline
+
+    def conclude(self, path: Path, results: Sequence[RunResult], as_json: bool) -> int:
+        """Say how one run, or several seeds under one folder, ended; the exit code."""
+        finished = all(result.finished for result in results)
+        if as_json:
+            for result in results:
+                last = result.metrics[-1] if result.metrics else None
+                print(json.dumps({"run": str(result.path), "finished": result.finished, "last": last}))
+        elif finished and len(results) == 1:
+            print(f"{path}: done; the model to use is {results[0].path / 'model.safetensors'}")
+        elif finished:
+            print(f"{path}: done; mean and std over {len(results)} seeds are in {path / 'summary.json'}")
+        if not finished:
+            say(f"stopped and saved; go on with `fastswa resume {path}`.")
+        return 1 if self.interrupted and not finished else 0
+
+
+class Lane:
+    """One run's progress and evaluations on a ConsoleWatcher."""
+
+    def __init__(self, watcher: ConsoleWatcher, label: str, prefix: str) -> None:
+        self._watcher, self._label, self._prefix = watcher, label, prefix
+        self._task: TaskID | None = None
+        self._steps_per_epoch = 1
+
     def begin(self, step: int, steps: int, steps_per_epoch: int) -> None:
         self._steps_per_epoch = steps_per_epoch
-        self._task = self._progress.add_task(str(self.out), total=steps, completed=step, epoch="0")
+        self._task = self._watcher.progress.add_task(self._label, total=steps, completed=step, epoch="0")
 
     def stepped(self, step: int) -> None:
         assert self._task is not None
-        self._progress.update(self._task, completed=step, epoch=f"{step / self._steps_per_epoch:.0f}")
+        self._watcher.progress.update(self._task, completed=step, epoch=f"{step / self._steps_per_epoch:.0f}")
 
     def evaluated(self, line: Mapping[str, Any]) -> None:
         errors = line.get("error") or line.get("validation_error") or {}
         figures = "  ".join(f"{shown(name)} {error:.2f}%" for name, error in errors.items())
         loss = sum(line["loss"].values())
-        self._console.print(
-            f"epoch {line['epoch']:>4}  loss {loss:.4f}  {figures}  ({line['seconds']:.0f} s)",
+        self._watcher.console.print(
+            f"{self._prefix}epoch {line['epoch']:>4}  loss {loss:.4f}  {figures}  ({line['seconds']:.0f} s)",
             highlight=False,
             soft_wrap=True,
         )
 
     def should_stop(self) -> bool:
-        return self.interrupted or time.monotonic() > self._deadline
-
-    def conclude(self, result: RunResult, as_json: bool) -> int:
-        """Say how the run ended; the exit code."""
-        if as_json:
-            last = result.metrics[-1] if result.metrics else None
-            print(json.dumps({"run": str(result.path), "finished": result.finished, "last": last}))
-        elif result.finished:
-            print(f"{result.path}: done; the model to use is {result.path / 'model.safetensors'}")
-        if not result.finished:
-            say(f"stopped and saved; go on with `fastswa resume {result.path}`.")
-        return 1 if self.interrupted and not result.finished else 0
+        return self._watcher.should_stop()
 
 
 @contextmanager
