@@ -5,96 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fastswa import __version__
+from fastswa.arguments import Arguments, Verb
 from fastswa.errors import FastswaError, RequestError
 from fastswa.registry import nearest
-
-
-@dataclass(frozen=True)
-class Verb:
-    """One command: `options` maps each of its own options to whether it takes a value."""
-
-    run: Callable[[Arguments], int]
-    usage: str
-    summary: str
-    options: dict[str, bool]
-    settings: Literal["none", "all", "resumable"] = "none"
-    details: str = ""
-
-
-class Arguments:
-    """What stood after the verb: targets first, then the verb's options and settings of Config."""
-
-    def __init__(self, name: str, verb: Verb, words: Sequence[str]) -> None:
-        self.verb = verb
-        self.targets: list[str] = []
-        self.options: dict[str, str] = {}
-        self.settings: list[str] = []
-        rest = list(words)
-        while rest:
-            word = rest.pop(0)
-            option, equals, value = word.partition("=")
-            if option in verb.options:
-                takes_value = verb.options[option]
-                if takes_value and not equals:
-                    if not rest:
-                        raise RequestError(f"{option} needs a value.")
-                    value = rest.pop(0)
-                elif equals and not takes_value:
-                    raise RequestError(f"{option} takes no value.")
-                self.options[option] = value
-            elif not word.startswith("--"):
-                if self.settings:
-                    raise RequestError(f"unexpected argument '{word}'; what to work on comes first after the verb.")
-                self.targets.append(word)
-            elif verb.settings != "none":
-                self.settings.append(word)
-                if not equals and rest and not rest[0].startswith("--"):
-                    self.settings.append(rest.pop(0))
-            else:
-                raise RequestError(f"unknown option {option} for {name}; {nearest(option, verb.options)}")
-
-    def target(self, what: str) -> str:
-        """The one target."""
-        if len(self.targets) != 1:
-            raise RequestError(f"name one {what}, not {len(self.targets)}.")
-        return self.targets[0]
-
-    def number(self, option: str, default: float) -> float:
-        """A number above zero given with an option."""
-        text = self.options.get(option)
-        try:
-            value = default if text is None else float(text)
-        except ValueError:
-            value = 0.0
-        if not value > 0:
-            raise RequestError(f"{option}: '{text}' is not a number above zero.")
-        return value
-
-    def whole(self, option: str, default: int) -> int:
-        """A whole number above zero given with an option."""
-        value = float(self.number(option, default))
-        if not value.is_integer():
-            raise RequestError(f"{option}: '{self.options[option]}' is not a whole number.")
-        return int(value)
-
-    def words(self, option: str) -> list[str]:
-        """A list given with an option, separated by commas."""
-        return [word for word in self.options.get(option, "").split(",") if word]
-
-    def wholes(self, option: str) -> list[int]:
-        """A list of whole numbers given with an option."""
-        if not all(word.isdigit() for word in self.words(option)):
-            raise RequestError(f"{option}: '{self.options[option]}' is not a list of whole numbers such as 1000,4000.")
-        return [int(word) for word in self.words(option)]
-
-    def __contains__(self, option: str) -> bool:
-        return option in self.options
 
 
 def _train(arguments: Arguments) -> int:

@@ -104,7 +104,7 @@ def test_one_step_in_float32_has_eager_losses(method: str, engine: str) -> None:
     torch.testing.assert_close(sums[0], sums[1], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("engine", ["eager", "graph", "compiled"])
+@pytest.mark.parametrize("engine", ["eager", "graph", "auto"])
 def test_a_stopped_run_resumes_bit_exactly(engine: str, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(run_module, "load_data", lambda config: synthetic())
     settings = {

@@ -47,7 +47,11 @@ def choose_compute(config: DeviceConfig) -> Compute:
         precision = "bf16" if cuda and torch.cuda.is_bf16_supported() else "fp32"
     if precision == "tf32" and not cuda:
         raise RequestError("device.precision: tf32 exists on CUDA devices only; use fp32.")
-    engine = ("compiled" if cuda else "eager") if config.engine == "auto" else config.engine
+    engine: str = config.engine
+    if engine == "auto":
+        # Compiled kernels are chosen by timing them, so their rounding may differ from one start to the next.
+        fastest = "graph" if config.deterministic else "compiled"
+        engine = fastest if cuda else "eager"
     if engine == "graph" and not cuda:
         raise RequestError("device.engine: graph needs a CUDA device; use eager.")
     if engine == "compiled" and not cuda:
