@@ -43,7 +43,8 @@ print(json.dumps({"seconds": seconds, "peak": peak, "images": len(array)}))
 OURS = """
 import json, resource, sys, time
 from pathlib import Path
-from fastswa.data.cache import Options, prepare
+from fastswa.data.cache import prepare
+from fastswa.data.plan import Options
 from fastswa.data.sources.folder import list_folder
 begin = time.perf_counter()
 prepared = prepare(list_folder(Path(sys.argv[1])))

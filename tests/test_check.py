@@ -12,8 +12,8 @@ from PIL import Image
 from rich.console import Console
 
 from fastswa.check import CheckReport, check_data, find_duplicates, print_report
-from fastswa.data.cache import Options
 from fastswa.data.images import Dataset, ImageSet
+from fastswa.data.plan import Options
 from fastswa.errors import RequestError
 
 

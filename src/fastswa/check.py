@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fastswa.data.cache import Options, Plan, as_dataset, prepare, refusal
+from fastswa.data.cache import as_dataset, prepare, refusal
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
+from fastswa.data.plan import Options, Plan
 from fastswa.data.sources import SOURCES, list_files, load
 from fastswa.errors import RequestError
 

@@ -137,7 +137,7 @@ def _evaluate(arguments: Arguments) -> int:
 def _check(arguments: Arguments) -> int:
     from fastswa.check import check_data, print_report
     from fastswa.console import progress_bar
-    from fastswa.data.cache import Options
+    from fastswa.data.plan import Options
 
     source = arguments.target("folder, manifest, .npz file or data set")
     side = arguments.whole("--size", 0) if "--size" in arguments else None

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastswa.data import cache, decode
-from fastswa.data.cache import Options, Prepared, cache_folders, load_files, plan, prepare
+from fastswa.data import cache, decode, store, workers
+from fastswa.data.cache import Prepared, load_files, plan, prepare
 from fastswa.data.images import ImageFiles
+from fastswa.data.plan import Options
 from fastswa.data.sources.folder import list_folder
+from fastswa.data.store import cache_folders
 from fastswa.errors import RequestError, RunError
 
 
@@ -46,6 +48,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return real(path, **options)
 
     monkeypatch.setattr(decode, "read_if_fitting", read)
+    monkeypatch.setattr(workers, "read_if_fitting", read)
     return paths
 
 
@@ -221,10 +224,11 @@ def test_an_interrupted_preparation_goes_on(
 def test_a_killed_preparation_goes_on(tmp_path: Path) -> None:
     make(tmp_path, [(8, 8)] * 12)
     program = (
-        "import os, sys; from fastswa.data import cache; from fastswa.data.sources.folder import list_folder\n"
-        "cache._CHUNK_FILES, cache.SYNC_SECONDS = 1, 0\n"
+        "import os, sys; from fastswa.data import cache, plan, store\n"
+        "from fastswa.data.sources.folder import list_folder\n"
+        "cache._CHUNK_FILES, store.SYNC_SECONDS = 1, 0\n"
         "stop = lambda what, done, total: os._exit(9) if done == 7 else None\n"
-        f"cache.prepare(list_folder({str(tmp_path)!r}), cache.Options(progress=stop))"
+        f"cache.prepare(list_folder({str(tmp_path)!r}), plan.Options(progress=stop))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 9
     assert caches(tmp_path) == []
@@ -277,9 +281,9 @@ def test_unreadable_files_are_refused_or_skipped(tmp_path: Path, opened: list[st
 def test_a_file_that_can_be_read_again_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when permissions change: what the files are called, their sizes and their times stay."""
     files = list_folder(damage(tmp_path))
-    content = cache._content(files)[0]
+    content = store._content(files)[0]
     prepare(files, Options(skip_bad=True))
-    monkeypatch.setattr(cache, "_content", lambda files: (content, 0.0))
+    monkeypatch.setattr(store, "_content", lambda files: (content, 0.0))
     Image.new("L", (8, 8), 99).save(tmp_path / "unlabeled" / "2.png")
     assert values(prepare(files, Options(skip_bad=True))) == [10, 11, 99, 13, 15]
 
@@ -351,8 +355,8 @@ def test_a_cache_in_a_read_only_folder_is_used(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     root = make(tmp_path / "images", [(8, 8)] * 3)
     prepare(list_folder(root))
-    real = cache._writable
-    monkeypatch.setattr(cache, "_writable", lambda folder: not folder.is_relative_to(root) and real(folder))
+    real = store._writable
+    monkeypatch.setattr(store, "_writable", lambda folder: not folder.is_relative_to(root) and real(folder))
     files = list_folder(root)
     assert prepare(files).place == root / ".fastswa-cache"
     other = prepare(files, Options(size=(9, 9)))  # which is not there
@@ -363,7 +367,7 @@ def test_a_cache_in_a_read_only_folder_is_used(tmp_path: Path, monkeypatch: pyte
 def test_pruning_spares_what_another_process_is_making(tmp_path: Path) -> None:
     files = list_folder(make(tmp_path, [(8, 8)] * 3))
     prepare(files)
-    other = cache._Store(tmp_path / ".fastswa-cache", "folder", "0" * 20, 0.0)
+    other = store.Store(tmp_path / ".fastswa-cache", "folder", "0" * 20, 0.0)
     with other.locked():
         other.part((1, 8, 8)).write_bytes(b"half")
         prepare(files, Options(size=(9, 9)))
@@ -374,7 +378,7 @@ def test_pruning_spares_what_another_process_is_making(tmp_path: Path) -> None:
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = list_folder(make(tmp_path, [(8, 8)] * 3))
-    monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100})())
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100})())
     with pytest.raises(RunError, match=r"the prepared images take 0.0 GB, but \S+ has 0.0 GB left; make room"):
         prepare(files)
     monkeypatch.undo()
@@ -382,7 +386,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache, "_write_head", full)
+    monkeypatch.setattr(store, "write_head", full)
     with pytest.raises(RunError, match=r"the disk of \S+ is full; make room and run the command again to go on\."):
         prepare(files)
 
@@ -400,13 +404,13 @@ def test_two_at_once_wait_for_each_other(tmp_path: Path) -> None:
 
 def test_for_many_files_workers_start_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
-    real = decode.Workers.start
+    real = workers.Workers.start
 
-    def start(self: decode.Workers, count: int) -> None:
+    def start(self: workers.Workers, count: int) -> None:
         started.append(count)
         real(self, count)
 
-    monkeypatch.setattr(decode.Workers, "start", start)
+    monkeypatch.setattr(workers.Workers, "start", start)
     monkeypatch.setattr(cache, "_MANY_FILES", 2)
     files = list_folder(make(tmp_path, [(8, 8), (9, 9), (10, 10), (10, 12)]))
     for _ in range(2):  # the second time nothing is to be done, and nothing is started

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastswa.data import decode
-from fastswa.data.decode import BAD, COLOUR, GREY, UNREADABLE, WRITTEN, Task, Workers, read_header, read_image
+from fastswa.data import decode, workers
+from fastswa.data.decode import read_header, read_image
+from fastswa.data.workers import BAD, COLOUR, GREY, UNREADABLE, WRITTEN, Task, Workers
 from fastswa.errors import RequestError, RunError
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
@@ -323,7 +324,7 @@ def test_workers_stop_when_nobody_listens_any_more(tmp_path: Path) -> None:
 
 def test_a_worker_that_dies_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     todo, _ = tasks(tmp_path, 4, 2)
-    monkeypatch.setattr(decode.sys, "executable", "/bin/false" if os.path.exists("/bin/false") else "false")
+    monkeypatch.setattr(workers.sys, "executable", "/bin/false" if os.path.exists("/bin/false") else "false")
     died = r"a process that reads images died somewhere between .*\.png and .*\.png"
     with pytest.raises(RunError, match=died), Workers() as crew:
         list(crew.run(todo, 1))

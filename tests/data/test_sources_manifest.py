@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fastswa.data.cache import Options
 from fastswa.data.images import ImageFiles
+from fastswa.data.plan import Options
 from fastswa.data.sources import load
 from fastswa.data.sources.manifest import list_manifest
 from fastswa.errors import RequestError

@@ -4,38 +4,28 @@ Decisions: transparent pixels lie on white (icons, drawings and cut-outs are mad
 scaled by the range of its type, 0 to 65535 becoming 0 to 255; a rotation noted in EXIF is carried out; grey from
 colour is ITU-R 601 luma; of an animation the first frame counts. A size is reached by scaling the shorter side and
 cropping the centre, in one Lanczos step with antialiasing: shapes keep their proportions, which convolutions and
-flips rely on, and a plain resize would not. Images smaller than the size are enlarged (`cache.Plan` counts them).
+flips rely on, and a plain resize would not. Images smaller than the size are enlarged (`plan.Plan` counts them).
 """
 
 from __future__ import annotations
 
-import errno
 import io
 import os
-import pickle
-import signal
-import subprocess
-import sys
 import threading
 import warnings
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from queue import SimpleQueue
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, PngImagePlugin, UnidentifiedImageError
 
-from fastswa.errors import RequestError, RunError
+from fastswa.errors import RequestError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".dib"})
 MAX_PIXELS = 64_000_000
 MAX_BYTES = 1 << 30
 _TOO_MANY = f"has more than {MAX_PIXELS // 10**6} million pixels"
-
-# What a file turned out to be, in Outcome.facts and Outcome.written; 0 in both: not known yet.
-GREY, COLOUR, UNREADABLE = 1, 3, -1
-WRITTEN, BAD = 1, 2
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB")
@@ -150,6 +140,13 @@ def _filter_warnings() -> None:
     warnings.simplefilter("error", Image.DecompressionBombWarning)
 
 
+def own_process() -> None:
+    """Settles the warnings once for all, in a process that does nothing but read images."""
+    global _alone
+    _filter_warnings()
+    _alone = True
+
+
 def _header(image: Image.Image) -> Header:
     width, height = image.size
     if _orientation(image) >= 5:
@@ -240,185 +237,3 @@ def _refusal(path: str, error: Exception) -> RequestError:
         return RequestError(f"{path} cannot be read: {error.strerror}.")
     why = "truncated" if "truncated" in str(error).lower() else "truncated or damaged"
     return RequestError(f"{path} cannot be read: the image is {why}.")
-
-
-class Task(NamedTuple):
-    """Files to look at and, where `shape` (C, H, W) is given, to decode into rows of a `target` of `total` rows."""
-
-    rows: list[int]
-    paths: list[str]
-    target: str | None = None
-    total: int = 0
-    shape: tuple[int, int, int] | None = None
-    exact: bool = False
-
-
-class Outcome(NamedTuple):
-    """What became of a task: (n, 3) int32 of height, width and kind, (n,) whether written, reasons by row."""
-
-    rows: list[int]
-    facts: np.ndarray
-    written: np.ndarray
-    refused: dict[int, str]
-
-
-class Workers:
-    """Processes that do tasks, started when first needed or by `start`, ended with the `with` block.
-
-    Processes, because most of the time of a small file goes into Python, which threads would take turns at.
-    Plain subprocesses, because multiprocessing would run the caller's script anew in each.
-    """
-
-    def __init__(self) -> None:
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-    def start(self, count: int) -> None:
-        """Has `count` processes running."""
-        program = "import sys; sys.path[:] = sys.argv[1:]; from fastswa.data.decode import _serve; _serve()"
-        command = [sys.executable, "-c", program, *sys.path]
-        while len(self._processes) < count:
-            self._processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for process in self._processes:
-            for pipe in (process.stdin, process.stdout):
-                with suppress(OSError):  # what a dead process never took cannot be flushed
-                    assert pipe is not None
-                    pipe.close()
-        for process in self._processes:
-            process.wait()
-
-    def run(self, tasks: Iterable[Task], count: int) -> Generator[Outcome, None, None]:
-        """The outcomes of the tasks, as they are done, by `count` processes (0: by this one)."""
-        if count < 1:
-            yield from map(decode_task, tasks)
-            return
-        self.start(count)
-        queue, taking, stopping = iter(tasks), threading.Lock(), threading.Event()
-        results: SimpleQueue[Outcome | BaseException | None] = SimpleQueue()
-
-        def take() -> Task | None:
-            with taking:
-                return None if stopping.is_set() else next(queue, None)
-
-        def serve(process: subprocess.Popen[bytes]) -> None:
-            try:
-                while (task := take()) is not None:
-                    results.put(_ask(process, task))
-            except BaseException as error:
-                results.put(error)
-            finally:
-                results.put(None)
-
-        threads = [threading.Thread(target=serve, args=(p,), daemon=True) for p in self._processes[:count]]
-        for thread in threads:
-            thread.start()
-        try:
-            running = count
-            while running:
-                result = results.get()
-                if isinstance(result, BaseException):
-                    raise result
-                if result is None:
-                    running -= 1
-                else:
-                    yield result
-        finally:
-            stopping.set()
-            for thread in threads:
-                thread.join()
-
-
-def decode_task(task: Task) -> Outcome:
-    """Does one task in this process."""
-    facts, written, refused = [], [], {}
-    block = None if task.shape is None else np.empty((len(task.rows), *task.shape), np.uint8)
-    for place, path in enumerate(task.paths):
-        header, pixels, reason = _attempt(path, task)
-        facts.append((0, 0, UNREADABLE) if header is None else (header[0], header[1], GREY if header[2] else COLOUR))
-        if reason is not None:
-            refused[task.rows[place]] = reason
-            written.append(BAD)
-        elif pixels is None or block is None:
-            written.append(0)
-        else:
-            block[place] = pixels
-            written.append(WRITTEN)
-    outcome = Outcome(task.rows, np.array(facts, np.int32), np.array(written, np.uint8), refused)
-    if block is not None and task.target is not None:
-        _write(block, outcome, task.target, task.total)
-    return outcome
-
-
-def _write(block: np.ndarray, outcome: Outcome, target: str, total: int) -> None:
-    """Puts decoded images, (n, C, H, W), into their rows of an .npy file, neighbours together."""
-    rows, good = np.array(outcome.rows), np.flatnonzero(outcome.written == WRITTEN)
-    breaks = np.flatnonzero((np.diff(good) != 1) | (np.diff(rows[good]) != 1)) + 1
-    with open(target, "r+b", buffering=0) as file:
-        for run in np.split(good, breaks):
-            if len(run):
-                pixels = block[run[0] : run[-1] + 1]
-                # The rows end where the file ends, whatever the length of its head.
-                file.seek((int(rows[run[0]]) - total) * block[0].nbytes, os.SEEK_END)
-                if file.write(pixels.data) != pixels.nbytes:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
-
-
-def _attempt(path: str, task: Task) -> tuple[Header | None, np.ndarray | None, str | None]:
-    """Header, pixels and the reason for which one of them is missing."""
-    try:
-        if task.shape is None:
-            return read_header(path), None, None
-        channels, height, width = task.shape
-        return *read_if_fitting(path, channels=channels, size=(height, width), exact=task.exact), None
-    except RequestError as error:
-        try:
-            return read_header(path), None, str(error)
-        except RequestError:
-            return None, None, str(error)
-
-
-def _ask(process: subprocess.Popen[bytes], task: Task) -> Outcome:
-    """Has a process do a task."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        pickle.dump(task, process.stdin, pickle.HIGHEST_PROTOCOL)
-        process.stdin.flush()
-        answer = pickle.load(process.stdout)
-    except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
-        raise RunError(
-            f"a process that reads images died somewhere between {task.paths[0]} and {task.paths[-1]}; "
-            "run the command again to go on."
-        ) from error
-    if isinstance(answer, BaseException):
-        raise answer
-    assert isinstance(answer, Outcome)
-    return answer
-
-
-def _serve() -> None:
-    """The life of a worker: tasks from stdin, outcomes to stdout, until stdin ends."""
-    global _alone
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
-    _filter_warnings()
-    _alone = True
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    while True:
-        try:
-            task = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
-        try:
-            answer: Outcome | Exception = decode_task(task)
-        except Exception as error:
-            answer = error
-        try:
-            pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
-            answers.flush()
-        except BrokenPipeError:  # the parent is gone
-            os._exit(1)

@@ -14,8 +14,8 @@ from fastswa.config import Config
 from fastswa.console import progress_bar
 from fastswa.data.augment import Augment
 from fastswa.data.batches import BatchPlan, plan_batches
-from fastswa.data.cache import Options
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
+from fastswa.data.plan import Options
 from fastswa.data.sources import SOURCES, load
 from fastswa.data.splits import Split, make_split
 from fastswa.errors import RequestError

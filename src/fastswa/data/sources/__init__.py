@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from fastswa.errors import RequestError
 
 if TYPE_CHECKING:
-    from fastswa.data.cache import Options
     from fastswa.data.images import Dataset, ImageFiles
+    from fastswa.data.plan import Options
 
 SOURCES: dict[str, str] = {
     "digits": "fastswa.data.sources.digits:load_digits",
