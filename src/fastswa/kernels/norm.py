@@ -1,7 +1,7 @@
 """Batch norm + LeakyReLU in training as four memory passes forward and backward, for channels-last CUDA tensors.
 
-torch.compile's own kernels for the same spend about half again as long and materialise the gradient before the
-norm; benchmarks/LOG.md has the measurements. Statistics are accumulated in float32 around the first row's value
+Unlike torch.compile's own kernels they never write out the gradient before the norm, nor what pooling drops. The two
+passes that sum are still slower than they should be; benchmarks/LOG.md has the measurements. Statistics are accumulated in float32 around the first row's value
 (no cancellation for means far from zero), in a fixed order (the same sums every time).
 
 x is (N, C, H, W), channels last, so M = N H W rows of C values.
