@@ -1,8 +1,9 @@
 """Batch norm + LeakyReLU in training as four memory passes forward and backward, for channels-last CUDA tensors.
 
-Unlike torch.compile's own kernels they never write out the gradient before the norm, nor what pooling drops. The two
-passes that sum are still slower than they should be; benchmarks/LOG.md has the measurements. Statistics are accumulated in float32 around the first row's value
-(no cancellation for means far from zero), in a fixed order (the same sums every time).
+Unlike torch.compile's own kernels they never write out the gradient before the norm, nor what pooling drops. The
+two passes that sum are still slower than they should be; benchmarks/LOG.md has the measurements. Statistics are
+accumulated in float32 around the first row's value (no cancellation for means far from zero), in a fixed order
+(the same sums every time).
 
 x is (N, C, H, W), channels last, so M = N H W rows of C values.
 """
