@@ -16,7 +16,7 @@ import torch
 
 from conftest import Answer, Command
 from fastswa import __version__, cli
-from fastswa.cli import _free_folder
+from fastswa.arguments import free_folder
 from fastswa.config import RESUMABLE
 from fastswa.console import Lane
 from fastswa.layers import build_config, fields, recipe_layer, recipe_names, to_toml
@@ -371,8 +371,8 @@ def test_runs_get_a_folder_of_their_own(command: Command, tmp_path: Path, monkey
 
 def test_folders_that_nobody_named_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert _free_folder("runs/demo") == "runs/demo"
+    assert free_folder("runs/demo") == "runs/demo"
     (tmp_path / "runs/demo").mkdir(parents=True)
-    assert _free_folder("runs/demo") == "runs/demo-2"
+    assert free_folder("runs/demo") == "runs/demo-2"
     (tmp_path / "runs/demo-2").mkdir()
-    assert _free_folder("runs/demo") == "runs/demo-3"
+    assert free_folder("runs/demo") == "runs/demo-3"

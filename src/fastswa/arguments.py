@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from fastswa.errors import RequestError
 from fastswa.registry import nearest
+
+COMMON = {"--json": False}
+RUN = {"--stop-after": True, **COMMON}
 
 
 @dataclass(frozen=True)
@@ -90,3 +94,19 @@ class Arguments:
 
     def __contains__(self, option: str) -> bool:
         return option in self.options
+
+
+def free_folder(base: str) -> str:
+    """`base`, or the first of its numbered siblings that is not there."""
+    number, path = 1, base
+    while Path(path).exists():
+        number += 1
+        path = f"{base}-{number}"
+    return path
+
+
+def results(arguments: Arguments) -> Path | None:
+    """The folder of results: the one named, else ./results where there is one."""
+    if "--results" in arguments:
+        return Path(arguments.options["--results"])
+    return Path("results") if Path("results").is_dir() else None

@@ -1,0 +1,28 @@
+"""`fastswa bench`: the time of a step."""
+
+from __future__ import annotations
+
+from fastswa.arguments import COMMON, Arguments, Verb
+
+
+def run(arguments: Arguments) -> int:
+    from fastswa.bench import CASES, run_bench
+
+    device = arguments.options.get("--device", "auto")
+    default = "small" if device == "cpu" else ",".join(CASES)
+    return run_bench(
+        arguments.options.get("--models", default).split(","),
+        device,
+        threads=arguments.whole("--threads", 0) if "--threads" in arguments else None,
+        seconds=arguments.number("--seconds", 4.0),
+        as_json="--json" in arguments,
+    )
+
+
+VERB = Verb(
+    run,
+    "bench [--device cpu|cuda] [--models A,B]",
+    "the time of a training step in each engine, beside a naive loop and the convolutions alone",
+    {"--device": True, "--models": True, "--threads": True, "--seconds": True, **COMMON},
+    details="On the CPU only the digits network by default: --models small,cnn13,shake-shake-26-2x96d adds others.",
+)

@@ -1,0 +1,29 @@
+"""`fastswa evaluate`: errors of a finished run's networks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fastswa.arguments import COMMON, Arguments, Verb
+
+
+def run(arguments: Arguments) -> int:
+    from fastswa.console import print_figures
+    from fastswa.training.run import evaluate_run
+
+    path = Path(arguments.target("run folder"))
+    figures = evaluate_run(path, arguments.options.get("--device", "auto"))
+    if "--json" in arguments:
+        print(json.dumps(figures))
+    else:
+        print_figures(figures, title=str(path))
+    return 0
+
+
+VERB = Verb(
+    run,
+    "evaluate RUN",
+    "errors of every network a finished run holds",
+    {"--device": True, **COMMON},
+)

@@ -1,0 +1,39 @@
+"""`fastswa table`: the paper's tables beside ours."""
+
+from __future__ import annotations
+
+from fastswa.arguments import COMMON, Arguments, Verb, results
+from fastswa.errors import RequestError
+
+
+def run(arguments: Arguments) -> int:
+    from fastswa.tables.render import print_table, rendered
+    from fastswa.tables.table import table, table_names
+
+    if not arguments.targets:
+        raise RequestError(f"name a table; there are: {', '.join(table_names())}.")
+    sheet = table(
+        arguments.target("table"),
+        results(arguments),
+        labels=arguments.wholes("--labels"),
+        methods=arguments.words("--methods"),
+        measured_only="--measured" in arguments,
+    )
+    form = "json" if "--json" in arguments else arguments.options.get("--format", "terminal")
+    if form == "terminal":
+        print_table(sheet)
+    else:
+        print(rendered(sheet, form), end="")
+    return 0
+
+
+VERB = Verb(
+    run,
+    "table NAME [--labels 1000,4000] [--methods A,B]",
+    "one of the paper's tables with our measured figures beside it",
+    {"--labels": True, "--methods": True, "--measured": False, "--format": True, "--results": True, **COMMON},
+    details=(
+        "NAME: cifar10-cnn, cifar10-shake-short, cifar10-shake-long, cifar100-cnn, cifar100-shake-short, or soa.\n"
+        "--format terminal|markdown|csv|json; --measured leaves out the rest; --results FOLDER (results)."
+    ),
+)

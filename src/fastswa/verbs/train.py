@@ -1,0 +1,67 @@
+"""`fastswa train`: a recipe or one's own images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastswa.arguments import RUN, Arguments, Verb, free_folder
+from fastswa.errors import RequestError
+
+
+def run(arguments: Arguments) -> int:
+    from fastswa.layers import build_config, file_layer, flag_layer, target_layer, to_toml
+    from fastswa.methods import refuse_unused
+
+    layers: list[dict[str, Any]] = []
+    name = None
+    if arguments.targets:
+        name = arguments.target("recipe")
+        layers.append(target_layer(name))
+    if "--config" in arguments:
+        layers.append(file_layer(Path(arguments.options["--config"])))
+    flags = flag_layer(arguments.settings, arguments.verb.options)
+    if not layers:
+        parent = flags.get("start", {}).get("run")
+        if parent is None:
+            raise RequestError("name a recipe (`fastswa recipes` lists them), or give --config FILE or --from RUN.")
+        from fastswa.training.run import parent_layer
+
+        layers.append(parent_layer(parent))
+    config = build_config(*layers, flags)
+    refuse_unused(config.method.name, flags.get("method", {}))
+    if "--print-config" in arguments:
+        print(to_toml(config), end="")
+        return 0
+    from fastswa.console import ConsoleWatcher, say
+    from fastswa.training.run import train_new
+    from fastswa.training.seeds import train_seeds
+
+    seeds = arguments.wholes("--seeds")
+    if len(set(seeds)) != len(seeds):
+        raise RequestError("--seeds: a seed is named twice.")
+    stem = Path(name or "run").resolve().stem
+    suffix = f"seeds-{'-'.join(map(str, seeds))}" if seeds else f"seed-{config.seed}"
+    out = Path(arguments.options.get("--out") or free_folder(f"runs/{stem}-{suffix}"))
+    with ConsoleWatcher(arguments.number("--stop-after", float("inf"))) as watcher:
+        if seeds:
+            configs = [build_config(*layers, flags, {"seed": seed}) for seed in seeds]
+            lanes = {seed: watcher.lane(f"{out} seed {seed}", f"seed {seed}  ") for seed in seeds}
+            results = train_seeds(configs, out, lanes, say)
+        else:
+            results = [train_new(config, out, watcher.lane(str(out)), say)]
+    return watcher.conclude(out, results, as_json="--json" in arguments)
+
+
+VERB = Verb(
+    run,
+    "train RECIPE|FOLDER|FILE [--config FILE] [--out RUN] [settings]",
+    "train a recipe, or your own images",
+    {"--config": True, "--out": True, "--seeds": True, "--print-config": False, **RUN},
+    settings="all",
+    details=(
+        "RECIPE < --config FILE < settings; --print-config shows what would run.\n"
+        "--from RUN[@EPOCH] forks a run; --stop-after MINUTES saves and ends before a limit.\n"
+        "--seeds 10,11,12 trains one run a seed and writes their mean and std to summary.json."
+    ),
+)
