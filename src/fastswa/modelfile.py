@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from fastswa import models
 from fastswa.averaging import canonical, unwrap
 from fastswa.data.augment import Augment
+from fastswa.data.features import standardised
 from fastswa.errors import RequestError
 from fastswa.evaluate import evaluating
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a model file says of its network."""
+    """What a model file says of its network; `features` where its inputs are feature vectors of any range."""
 
     architecture: str
     classes: tuple[str, ...]
@@ -35,6 +36,7 @@ class ModelFacts:
     options: dict[str, Any] = field(default_factory=dict)
     network: str = "student"
     epoch: float = 0.0
+    features: bool = False
 
     def of(self, network: str) -> ModelFacts:
         return replace(self, network=network)
@@ -111,7 +113,10 @@ class TrainedModel(nn.Module):
         self.eval()
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """(N, C, H, W) uint8 to logits (N, classes)."""
+        """(N, C, H, W) uint8, or (N, F) features where the network takes those, to logits (N, classes)."""
+        if self.facts.features:
+            of_features: Tensor = self.network(standardised(pixels, self.facts.mean, self.facts.std)).logits
+            return of_features
         augment = Augment.normalising(self.facts.mean, self.facts.std, pixels.device)
         logits: Tensor = self.network(augment.plain(pixels.permute(0, 2, 3, 1))).logits
         return logits
@@ -127,12 +132,16 @@ class TrainedModel(nn.Module):
         return Prediction(labels, [self.classes[label] for label in labels], probabilities)
 
     def _pixels(self, images: np.ndarray | Tensor | Sequence[np.ndarray]) -> Tensor:
-        """Any accepted form as (N, C, H, W) uint8."""
+        """Any accepted form as (N, C, H, W) uint8; features as (N, F) float64."""
         try:
             array = images.cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
         except ValueError as error:
             raise RequestError("the images differ in size; bring them to one.") from error
         shape, (channels, height, width) = array.shape, self.facts.shape
+        if self.facts.features:
+            if array.ndim != 2 or array.shape[1] != channels or array.dtype.kind not in "biuf":
+                raise RequestError(f"the model takes numbers of shape (N, {channels}), not {array.dtype} of {shape}.")
+            return torch.from_numpy(array.astype(np.float64))
         if array.dtype != np.uint8:
             raise RequestError(f"images must be uint8 (0 to 255), not {array.dtype}.")
         if array.ndim == 3:

@@ -15,6 +15,7 @@ MODELS = {
     "cnn13": "fastswa.models.cnn13:CNN13",
     "shake-shake-26-2x96d": "fastswa.models.shake_shake:ShakeShake26",
     "small": "fastswa.models.small:SmallCNN",
+    "perceptron": "fastswa.models.perceptron:Perceptron",
 }
 
 
@@ -22,6 +23,8 @@ def refuse_size(name: str, shape: tuple[int, int, int]) -> None:
     """Refuse images (C, H, W) that the network `name` cannot take: each says how small and how divisible."""
     network = resolve("model", name, MODELS)
     _, height, width = shape
+    if max(height, width) > getattr(network, "largest", max(height, width)):
+        raise RequestError(f"model.name: {name} takes feature vectors, not images of {height}x{width}.")
     if min(height, width) < network.smallest:
         raise RequestError(
             f"model.name: {name} takes images of at least {network.smallest}x{network.smallest}, not {height}x{width}."

@@ -14,6 +14,7 @@ from fastswa.config import Config
 from fastswa.console import progress_bar
 from fastswa.data.augment import Augment
 from fastswa.data.batches import BatchPlan, plan_batches
+from fastswa.data.features import FeatureSet
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
 from fastswa.data.plan import Options
 from fastswa.data.sources import SOURCES, load
@@ -69,12 +70,9 @@ def load_data(config: Config) -> Dataset:
         return load(data.source, Path(data.root), options)
 
 
-def prepare(config: Config, dataset: Dataset, compute: Compute) -> Material:
-    """Split, plan and bring to the device."""
-    if len(dataset.classes) < 2:
-        raise RequestError(f"{dataset.train.name}: there is one class only; a classifier needs at least two.")
-    models.refuse_size(config.model.name, dataset.train.shape)
-    split = make_split(
+def split_of(config: Config, dataset: Dataset) -> Split:
+    """Which training images are labelled, unlabelled and held out."""
+    return make_split(
         dataset.train,
         labels=config.split.labels,
         unlabelled=config.split.unlabelled,
@@ -82,6 +80,14 @@ def prepare(config: Config, dataset: Dataset, compute: Compute) -> Material:
         seed=config.split.seed or 0,
         file=None if config.split.file is None else Path(config.split.file),
     )
+
+
+def prepare(config: Config, dataset: Dataset, compute: Compute) -> Material:
+    """Split, plan and bring to the device."""
+    if len(dataset.classes) < 2:
+        raise RequestError(f"{dataset.train.name}: there is one class only; a classifier needs at least two.")
+    models.refuse_size(config.model.name, dataset.train.shape)
+    split = split_of(config, dataset)
     plan = plan_batches(
         split,
         size=config.batch.size,
@@ -95,7 +101,10 @@ def prepare(config: Config, dataset: Dataset, compute: Compute) -> Material:
             f"augment.translate: {config.augment.translate} pixels are too many for {height}x{width} images."
         )
     mean, std = dataset.normalisation or dataset.train.channel_statistics()
-    augment = Augment.normalising(mean, std, compute.device, compute.dtype, **config.augment.model_dump())
+    features = isinstance(dataset.train, FeatureSet)
+    # Feature vectors lie there standardised already; by what is for the model file alone.
+    low, unit = ((0.0,) * len(mean), (1 / 255,) * len(std)) if features else (mean, std)
+    augment = Augment.normalising(low, unit, compute.device, compute.dtype, **config.augment.model_dump())
     hidden = np.full(len(dataset.train), UNLABELLED, dtype=np.int64)
     hidden[split.labelled] = dataset.train.labels[split.labelled]
     evaluators = {}
@@ -118,6 +127,7 @@ def prepare(config: Config, dataset: Dataset, compute: Compute) -> Material:
             std=std,
             heads=config.model.heads,
             options=network_options(config),
+            features=features,
         ),
     )
 
