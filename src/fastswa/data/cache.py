@@ -26,7 +26,7 @@ from fastswa.data.decode import read_image
 from fastswa.data.images import UNLABELLED, Dataset, ImageFiles, ImageSet
 from fastswa.data.plan import Options, Plan, Shape, guess_shape, plan_for, still_stands
 from fastswa.data.store import Marks, Store, cache_folders, fresh, write_head
-from fastswa.data.workers import WRITTEN, Task, Workers
+from fastswa.data.workers import WRITTEN, Task, Workers, cores
 from fastswa.errors import RequestError
 
 _CHUNK_FILES, _CHUNK_BYTES = 128, 8 << 20
@@ -218,8 +218,7 @@ def _workers(options: Options, seconds: float) -> int:
     """How many processes are worth starting for work that would take one core so long."""
     if options.workers is not None:
         return options.workers
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, 16) if seconds > 1.0 and cores > 1 and sys.executable else 0
+    return min(cores(), 16) if seconds > 1.0 and cores() > 1 and sys.executable else 0
 
 
 def _crew(files: ImageFiles, options: Options) -> Workers:

@@ -23,12 +23,14 @@ from PIL import Image, PngImagePlugin, UnidentifiedImageError
 from fastswa.errors import RequestError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".dib"})
+RULES = 1  # the number of the decisions above; a model file records it, so that a later change cannot pass unseen
 MAX_PIXELS = 64_000_000
 MAX_BYTES = 1 << 30
 _TOO_MANY = f"has more than {MAX_PIXELS // 10**6} million pixels"
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB")
+_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 _GREY = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N"})
 _EXIF = frozenset({"exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"})
 _ORIENTATION = 0x0112
@@ -61,6 +63,34 @@ def read_image(path: str, *, channels: int, size: tuple[int, int] | None = None)
     return np.ascontiguousarray(pixels)
 
 
+def read_picture(picture: Image.Image, *, channels: int, size: tuple[int, int] | None = None) -> np.ndarray:
+    """A Pillow image, which is left as it is, as `read_image` gives its file (a large JPEG's rounding apart)."""
+    _refuse_channels(channels)
+    try:
+        return np.ascontiguousarray(_pixels(picture.copy(), channels, size))
+    except Exception as error:
+        raise _refusal(getattr(picture, "filename", "") or "an image", error) from error
+
+
+def read_array(array: np.ndarray, *, channels: int, size: tuple[int, int]) -> np.ndarray:
+    """A uint8 array as (C, H, W): (C, H, W) of that very shape, or else (H, W), (H, W, 1 to 4) or (1 to 4, H, W)."""
+    if array.dtype != np.uint8:
+        raise RequestError(f"images must be uint8 (0 to 255), not {array.dtype}.")
+    if array.shape == (channels, *size):
+        return array
+    if array.ndim == 3 and array.shape[-1] not in _MODES:
+        array = array.transpose(1, 2, 0)
+    if array.ndim == 2:
+        array = array[:, :, None]
+    if array.ndim != 3 or array.shape[-1] not in _MODES or 0 in array.shape:
+        raise RequestError(f"an image is (H, W), (H, W, C) or (C, H, W), not an array of shape {array.shape}.")
+    if array.shape == (*size, channels):
+        return np.ascontiguousarray(array.transpose(2, 0, 1))
+    height, width, depth = array.shape
+    picture = Image.frombytes(_MODES[depth], (width, height), np.ascontiguousarray(array).tobytes())
+    return read_picture(picture, channels=channels, size=size)
+
+
 def read_header(path: str) -> Header:
     """Size and colour of an image, from the head of its file."""
     try:
@@ -74,8 +104,7 @@ def read_if_fitting(
     path: str, *, channels: int, size: tuple[int, int] | None, exact: bool = False
 ) -> tuple[Header, np.ndarray | None]:
     """The header and the image, (C, H, W) uint8; with `exact` an image of another size is left unread."""
-    if channels not in (1, 3):
-        raise RequestError(f"an image has 1 channel (grey) or 3 (red, green, blue), not {channels}.")
+    _refuse_channels(channels)
     try:
         image = _opened(io.BytesIO(_content(path)))
         header = _header(image)
@@ -84,6 +113,11 @@ def read_if_fitting(
         return header, _pixels(image, channels, size)
     except Exception as error:  # a decoder raises almost anything at a damaged file
         raise _refusal(path, error) from error
+
+
+def _refuse_channels(channels: int) -> None:
+    if channels not in (1, 3):
+        raise RequestError(f"an image has 1 channel (grey) or 3 (red, green, blue), not {channels}.")
 
 
 class _TooLargeError(ValueError):

@@ -1,4 +1,4 @@
-"""Processes that read image files: tasks in, outcomes out, the pixels straight into rows of an .npy file."""
+"""Processes that read image files: tasks in, outcomes out, the pixels into rows of an .npy file or with the outcome."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -25,7 +27,10 @@ WRITTEN, BAD = 1, 2
 
 
 class Task(NamedTuple):
-    """Files to look at and, where `shape` (C, H, W) is given, to decode into rows of a `target` of `total` rows."""
+    """Files to look at and, where `shape` (C, H, W) is given, to decode into rows of a `target` of `total` rows.
+
+    Without a target the pixels come back with the outcome.
+    """
 
     rows: list[int]
     paths: list[str]
@@ -36,12 +41,16 @@ class Task(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a task: (n, 3) int32 of height, width and kind, (n,) whether written, reasons by row."""
+    """What became of a task: (n, 3) int32 of height, width and kind, (n,) whether written, reasons by row.
+
+    `pixels` (n, C, H, W), for a task without a target, mean something where `written` says so.
+    """
 
     rows: list[int]
     facts: np.ndarray
     written: np.ndarray
     refused: dict[int, str]
+    pixels: np.ndarray | None = None
 
 
 class Workers:
@@ -113,6 +122,40 @@ class Workers:
             for thread in threads:
                 thread.join()
 
+    def in_order(self, tasks: Iterable[Task], count: int) -> Generator[Outcome, None, None]:
+        """The outcomes in the order of the tasks; each process is at most two tasks ahead of the reader."""
+        if count < 1:
+            yield from map(decode_task, tasks)
+            return
+        self.start(count)
+        idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+        for process in self._processes[:count]:
+            idle.put(process)
+
+        def ask(task: Task) -> Outcome:
+            process = idle.get()
+            try:
+                return _ask(process, task)
+            finally:
+                idle.put(process)
+
+        pool = ThreadPoolExecutor(count)
+        waiting: deque[Future[Outcome]] = deque()
+        try:
+            for task in tasks:
+                waiting.append(pool.submit(ask, task))
+                if len(waiting) > 2 * count:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def cores() -> int:
+    """How many processes this one may have running at once."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
 
 def decode_task(task: Task) -> Outcome:
     """Does one task in this process."""
@@ -130,8 +173,11 @@ def decode_task(task: Task) -> Outcome:
             block[place] = pixels
             written.append(WRITTEN)
     outcome = Outcome(task.rows, np.array(facts, np.int32), np.array(written, np.uint8), refused)
-    if block is not None and task.target is not None:
-        _write(block, outcome, task.target, task.total)
+    if block is None:
+        return outcome
+    if task.target is None:
+        return outcome._replace(pixels=block)
+    _write(block, outcome, task.target, task.total)
     return outcome
 
 

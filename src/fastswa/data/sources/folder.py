@@ -144,12 +144,12 @@ def _class_folders(folder: Path, part: str) -> dict[str, str]:
 
 def _collect(folder: Path, part: str, label: int, paths: PathTable, labels: array[int], ignored: Counter[str]) -> None:
     """Adds the images under `part` with one label."""
-    for name in _walk(str(folder), part, set(), ignored):
+    for name in walk(str(folder), part, set(), ignored):
         paths.append(name)
         labels.append(label)
 
 
-def _walk(root: str, folder: str, entered: set[tuple[int, int]], ignored: Counter[str]) -> Iterator[str]:
+def walk(root: str, folder: str, entered: set[tuple[int, int]], ignored: Counter[str]) -> Iterator[str]:
     """Paths of images relative to `root`, in sorted order; one list of names is held at a time and level."""
     waiting = [folder]
     while waiting:

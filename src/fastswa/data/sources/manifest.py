@@ -27,22 +27,26 @@ from fastswa.errors import RequestError
 
 def list_manifest(file: Path, *, skip_bad: bool = False) -> ImageFiles:
     """The image files that a manifest lists; with `skip_bad` those that are not there are left out."""
-    file = Path(file)
+    rows = _Rows(Path(file))
+    for line, path, label, split in read_manifest(rows.file, ("path", "label")):
+        rows.add(line, path, label, split, skip_bad)
+    rows.refuse_duplicates()
+    return rows.listing()
+
+
+def read_manifest(file: Path, needed: tuple[str, ...]) -> Iterator[tuple[int, str, str, str]]:
+    """(line, path, label, split) of each row; columns that are not `needed` are empty where there is none."""
     if not file.is_file():
         raise RequestError(f"{file}: there is no such file.")
-    rows = _Rows(file)
     try:
         with _text(file) as text:
-            for line, path, label, split in _records(file, text):
-                rows.add(line, path, label, split, skip_bad)
+            yield from _records(file, text, needed)
     except UnicodeError as error:
         raise RequestError(f"{file} is not UTF-8 text; save it as 'CSV UTF-8'.") from error
     except csv.Error as error:
         raise RequestError(f"{file} is not a table of comma- or tab-separated values ({error}).") from error
     except OSError as error:
         raise RequestError(f"{file} cannot be read: {error.strerror}.") from error
-    rows.refuse_duplicates()
-    return rows.listing()
 
 
 @dataclass
@@ -60,14 +64,12 @@ class _Rows:
 
     def add(self, line: int, path: str, label: str, split: str, skip_bad: bool) -> None:
         """Takes in one row, or refuses it."""
-        if not path:
-            raise RequestError(f"{self.file}, line {line}: the path is empty.")
         if split.lower() not in ("", "train", "test"):
             raise RequestError(f"{self.file}, line {line}: the split '{split}' is not train, test or empty.")
         test = split.lower() == "test"
         if test and not label:
             raise RequestError(f"{self.file}, line {line}: a test image needs a label.")
-        found = _find(self.file.parent, path)
+        found = find_listed(self.file.parent, path)
         if found is None:
             if not skip_bad:
                 raise RequestError(f"{self.file}, line {line}: there is no file {path}.")
@@ -136,7 +138,7 @@ def _text(file: Path) -> TextIO:
     return file.open(encoding="utf-16" if wide else "utf-8-sig", newline="")
 
 
-def _records(file: Path, text: TextIO) -> Iterator[tuple[int, str, str, str]]:
+def _records(file: Path, text: TextIO, needed: tuple[str, ...]) -> Iterator[tuple[int, str, str, str]]:
     """(line, path, label, split) of each row below the header."""
     head = text.readline()
     delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
@@ -146,7 +148,7 @@ def _records(file: Path, text: TextIO) -> Iterator[tuple[int, str, str, str]]:
     for name in ("path", "label", "split"):
         if header.count(name) > 1:
             raise RequestError(f"{file} has two columns named '{name}'; keep one.")
-        if name not in header and name != "split":
+        if name not in header and name in needed:
             found = ", ".join(header) or "nothing"
             raise RequestError(f"{file} has no column '{name}' in its first line (which holds: {found}).")
     reader = csv.reader(text, delimiter=delimiter, strict=True)
@@ -160,10 +162,12 @@ def _records(file: Path, text: TextIO) -> Iterator[tuple[int, str, str, str]]:
                 f"{file}, line {line}: {len(row)} values for {len(header)} columns; put quotes around commas in a path."
             )
         path, label, split = (row[at].strip() if at is not None and at < len(row) else "" for at in where)
+        if not path:
+            raise RequestError(f"{file}, line {line}: the path is empty.")
         yield line, path, label, split
 
 
-def _find(folder: Path, path: str) -> str | None:
+def find_listed(folder: Path, path: str) -> str | None:
     """The path as the disk has it, backslashes turned where that is what it takes; None if it is not there."""
     for candidate in (path, path.replace("\\", "/")):
         if os.path.isfile(os.path.join(folder, candidate)):
