@@ -1,25 +1,25 @@
-"""Runs from beginning to end: new, resumed, forked."""
+"""Runs from beginning to end: new, resumed, forked; one, or several on one device."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, TypeVar
 
 from fastswa.config import RESUMABLE, Config, DeviceConfig, to_dict
 from fastswa.data.images import Dataset
 from fastswa.errors import RequestError
 from fastswa.layers import build_config, file_layer
 from fastswa.modelfile import load_model
-from fastswa.training.checkpoint import Checkpoint, checkpoint_epochs, load_checkpoint
+from fastswa.training.checkpoint import Checkpoint, load_checkpoint
 from fastswa.training.device import Compute, choose_compute, settings_of
 from fastswa.training.folder import RunFolder
+from fastswa.training.fork import fork
+from fastswa.training.fork import parent_layer as parent_layer
 from fastswa.training.lanes import Lanes
 from fastswa.training.loop import Trainer, Watcher
 from fastswa.training.setup import load_data, prepare, with_data_defaults
@@ -27,6 +27,8 @@ from fastswa.training.state import State, build_state
 from fastswa.training.tensorboard import TensorBoardWatcher
 
 Say = Callable[[str], None]
+Made = TypeVar("Made")
+Begun = tuple[Trainer, Watcher]
 
 
 @dataclass(frozen=True)
@@ -52,45 +54,171 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+@dataclass(frozen=True)
+class NewRun:
+    """A run to train from its beginning into a new folder; forked from another run's state if `start.run` says so."""
+
+    config: Config
+    path: Path
+    watcher: Watcher
+
+    def settings(self) -> Config:
+        RunFolder(self.path).refuse_taken()
+        return self.config
+
+    def begin(self, config: Config, compute: Compute, together: int, say: Say) -> Begun:
+        """The run made ready: checked, its folder written."""
+        dataset = load_data(config)
+        config = with_data_defaults(config, dataset)
+        trainer = _trainer(config, dataset, compute, RunFolder(self.path), say)
+        parent = fork(config, trainer.state, trainer.steps_per_epoch, say) if config.start.run else None
+        if parent is not None and trainer.epoch >= config.schedule.epochs:
+            raise RequestError(
+                f"{parent['run']} is at epoch {trainer.epoch:g} already, and schedule.epochs is "
+                f"{config.schedule.epochs}; give the fork more epochs."
+            )
+        trainer.check()
+        watcher = _watched(config, self.watcher, self.path)
+        trainer.folder.create(config)
+        trainer.folder.write_environment({**compute.facts(), "together": together, "parent": parent})
+        if parent is not None:
+            trainer.save()
+        return trainer, watcher
+
+
+@dataclass(frozen=True)
+class OldRun:
+    """A run to go on with from its last whole checkpoint; `changes` may touch what RESUMABLE lists."""
+
+    path: Path
+    watcher: Watcher
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings(self) -> Config:
+        RunFolder.open(self.path)
+        for name in flatten(self.changes):
+            if name not in RESUMABLE:
+                raise RequestError(
+                    f"{name} cannot change on resume (only {', '.join(RESUMABLE)}); "
+                    f"`fastswa train --from {self.path} --{name} …` forks the run instead."
+                )
+        return build_config(file_layer(self.path / "config.toml"), self.changes)
+
+    def begin(self, config: Config, compute: Compute, together: int, say: Say) -> Begun:
+        """The run made ready where it stopped; `finished` if there is nothing left to do."""
+        folder = RunFolder.open(self.path)
+        checkpoint = load_checkpoint(folder.checkpoints, say)
+        if checkpoint is not None and checkpoint.facts["fingerprint"] != fingerprint(config):
+            raise RequestError(
+                f"the checkpoint in {self.path} belongs to another configuration than its config.toml; "
+                "put the settings back, or fork the run with `fastswa train --from`."
+            )
+        trainer = _trainer(config, load_data(config), compute, folder, say, fresh=checkpoint is None)
+        state = trainer.state
+        if checkpoint is None:
+            beginning = f"its parent {config.start.run}" if config.start.run else "step 0"
+            say(f"{self.path} has no whole checkpoint; starting from {beginning}.")
+            parent = fork(config, state, trainer.steps_per_epoch, say) if config.start.run else None
+            folder.keep_environment({**compute.facts(), "together": together, "parent": parent})
+        else:
+            _restore(state, checkpoint, self.path)
+            trainer.seconds = checkpoint.facts["seconds"]
+        folder.drop_metrics_after(state.step if checkpoint is not None else -1)
+        if state.step >= trainer.total_steps and folder.models_epoch() == trainer.epoch:
+            say(f"{self.path} already reached epoch {state.step // trainer.steps_per_epoch}; nothing to do.")
+            trainer.finished = True
+            return trainer, self.watcher
+        trainer.check()
+        watcher = _watched(config, self.watcher, self.path)
+        folder.write_config(config)
+        return trainer, watcher
+
+
 def train_new(config: Config, out: Path, watcher: Watcher, say: Say) -> RunResult:
-    """A new run in a new folder; forked from another run's state if `start.run` says so."""
-    return train_together([(config, out, watcher)], say)[0]
+    """A new run in a new folder."""
+    return train_together([NewRun(config, out, watcher)], say)[0]
 
 
-def train_together(runs: Sequence[tuple[Config, Path, Watcher]], say: Say) -> list[RunResult]:
-    """Several new runs on one device: taking turns at every step on a GPU, one after the other on the CPU."""
-    for _, out, _ in runs:
-        RunFolder(out).refuse_taken()
-    device = runs[0][0].device
-    compute = choose_compute(device)
-    with settings_of(compute, device.threads):
-        lanes = Lanes(compute)
-        begun = [lanes.on(number, partial(_begin, *run, compute, say)) for number, run in enumerate(runs)]
-        lanes.run([trainer.steps(watcher) for trainer, watcher in begun])
-    return [RunResult(trainer.folder.path, trainer.folder.metrics(), trainer.finished) for trainer, _ in begun]
+def resume(path: Path, changes: Mapping[str, Any], watcher: Watcher, say: Say) -> RunResult:
+    """Go on with a run; `changes` may touch what RESUMABLE lists."""
+    return train_together([OldRun(path, watcher, changes)], say)[0]
 
 
-def _begin(config: Config, out: Path, watcher: Watcher, compute: Compute, say: Say) -> tuple[Trainer, Watcher]:
-    """A new run made ready: checked, its folder written."""
-    dataset = load_data(config)
-    config = with_data_defaults(config, dataset)
-    trainer = _trainer(config, dataset, compute, RunFolder(out))
-    parent = _fork(config, trainer.state, trainer.steps_per_epoch, say) if config.start.run else None
-    if parent is not None and trainer.epoch >= config.schedule.epochs:
-        raise RequestError(
-            f"{parent['run']} is at epoch {trainer.epoch:g} already, and schedule.epochs is "
-            f"{config.schedule.epochs}; give the fork more epochs."
-        )
-    trainer.check()
-    watcher = _watchers(config, watcher, out)
-    trainer.folder.create(config)
-    trainer.folder.write_environment({**compute.facts(), "parent": parent})
-    if parent is not None:
-        trainer.save()
-    return trainer, watcher
+def train_together(runs: Sequence[NewRun | OldRun], say: Say) -> list[RunResult]:
+    """Several runs on one device: taking turns at every step on a GPU, one after the other on the CPU.
+
+    What one of them lacks is said before any starts; if one fails later, the others end before that is raised.
+    """
+    outcomes = attempt_together(runs, say, strict=True)
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+    return [outcome for outcome in outcomes if isinstance(outcome, RunResult)]
 
 
-def _trainer(config: Config, dataset: Dataset, compute: Compute, folder: RunFolder, *, fresh: bool = True) -> Trainer:
+def attempt_together(runs: Sequence[NewRun | OldRun], say: Say, *, strict: bool = False) -> list[RunResult | Exception]:
+    """As `train_together`, but a run that fails only leaves its exception in its place.
+
+    With `strict` nothing is trained unless all of them could be made ready.
+    """
+    failures: dict[int, Exception] = {}
+
+    def tried(number: int, make: Callable[[], Made]) -> Made | None:
+        try:
+            return make()
+        except Exception as error:
+            if strict:
+                raise
+            failures[number] = error
+            return None
+
+    begun: list[Begun | None] = [None] * len(runs)
+    configs = [tried(number, run.settings) for number, run in enumerate(runs)]
+    device = next((config.device for config in configs if config is not None), None)
+    if device is not None:
+        compute = choose_compute(device)
+        with settings_of(compute, device.threads):
+            lanes = Lanes(compute)
+            for number, (run, config) in enumerate(zip(runs, configs, strict=True)):
+                if config is not None:
+                    make = partial(_begin, run, config, compute, len(runs), say)
+                    begun[number] = tried(number, partial(lanes.on, number, make))
+            # One chain of steps a lane, an empty one where there is nothing to do.
+            lanes.run([_steps(ready, number, failures) for number, ready in enumerate(begun)])
+    return [
+        failures[number] if number in failures or ready is None else _result(ready[0])
+        for number, ready in enumerate(begun)
+    ]
+
+
+def _begin(run: NewRun | OldRun, config: Config, compute: Compute, together: int, say: Say) -> Begun:
+    if choose_compute(config.device) != compute:
+        raise RequestError(f"{run.path} and the run beside it have different settings of [device]; run them apart.")
+    return run.begin(config, compute, together, say)
+
+
+def _steps(begun: Begun | None, number: int, failures: dict[int, Exception]) -> Iterator[None]:
+    """A run's steps to its end; what stops it goes to `failures`, and the others go on."""
+    if begun is None or begun[0].finished:
+        return
+    trainer, watcher = begun
+    try:
+        yield from trainer.steps(watcher)
+    except Exception as error:
+        failures[number] = error
+
+
+def _watched(config: Config, watcher: Watcher, path: Path) -> Watcher:
+    return TensorBoardWatcher(watcher, path) if config.log.tensorboard else watcher
+
+
+def _result(trainer: Trainer) -> RunResult:
+    return RunResult(trainer.folder.path, trainer.folder.metrics(), trainer.finished)
+
+
+def _trainer(
+    config: Config, dataset: Dataset, compute: Compute, folder: RunFolder, say: Say | None = None, *, fresh: bool = True
+) -> Trainer:
     """Everything a run trains with; `fresh` is False where a checkpoint is about to replace the state."""
     material = prepare(config, dataset, compute)
     weights = Path(config.start.weights) if fresh and config.start.weights is not None else None
@@ -98,123 +226,11 @@ def _trainer(config: Config, dataset: Dataset, compute: Compute, folder: RunFold
     return Trainer(config, material, state, compute, folder, fingerprint(config))
 
 
-def _watchers(config: Config, watcher: Watcher, out: Path) -> Watcher:
-    return TensorBoardWatcher(watcher, out) if config.log.tensorboard else watcher
-
-
-def resume(path: Path, changes: Mapping[str, Any], watcher: Watcher, say: Say) -> RunResult:
-    """Go on with a run from its last whole checkpoint; `changes` may touch what RESUMABLE lists."""
-    folder = RunFolder.open(path)
-    for name in flatten(changes):
-        if name not in RESUMABLE:
-            raise RequestError(
-                f"{name} cannot change on resume (only {', '.join(RESUMABLE)}); "
-                f"`fastswa train --from {path} --{name} …` forks the run instead."
-            )
-    config = build_config(file_layer(path / "config.toml"), changes)
-    checkpoint = load_checkpoint(folder.checkpoints, say)
-    if checkpoint is not None and checkpoint.facts["fingerprint"] != fingerprint(config):
-        raise RequestError(
-            f"the checkpoint in {path} belongs to another configuration than its config.toml; "
-            "put the settings back, or fork the run with `fastswa train --from`."
-        )
-    compute = choose_compute(config.device)
-    with settings_of(compute, config.device.threads):
-        trainer = _trainer(config, load_data(config), compute, folder, fresh=checkpoint is None)
-        state = trainer.state
-        if checkpoint is None:
-            begin = f"its parent {config.start.run}" if config.start.run else "step 0"
-            say(f"{path} has no whole checkpoint; starting from {begin}.")
-            parent = _fork(config, state, trainer.steps_per_epoch, say) if config.start.run else None
-            folder.keep_environment({**compute.facts(), "parent": parent})
-        else:
-            _restore(state, checkpoint, path)
-            trainer.seconds = checkpoint.facts["seconds"]
-        folder.drop_metrics_after(state.step if checkpoint is not None else -1)
-        if state.step >= trainer.total_steps and folder.models_epoch() == trainer.epoch:
-            say(f"{path} already reached epoch {state.step // trainer.steps_per_epoch}; nothing to do.")
-            return RunResult(path, folder.metrics(), True)
-        trainer.check()
-        folder.write_config(config)
-        trainer.train(_watchers(config, watcher, path))
-    return RunResult(path, folder.metrics(), trainer.finished)
-
-
 def _restore(state: State, checkpoint: Checkpoint, path: Path) -> None:
     try:
         state.restore(checkpoint.tensors, checkpoint.facts)
     except (ValueError, KeyError, RuntimeError) as error:
         raise RequestError(f"the checkpoint in {path} does not fit this run: {error}.") from error
-
-
-def _fork(config: Config, state: State, steps_per_epoch: int, say: Say) -> dict[str, Any]:
-    """Put another run's state into a new one; what it had and this one lacks is left out.
-
-    Averages go on where their settings are unchanged; others begin with the fork.
-    """
-    assert config.start.run is not None
-    source, epoch_text = _parent(config.start.run)
-    folder = RunFolder.open(Path(source))
-    step = None
-    if epoch_text:
-        step = _step_of(folder, epoch_text, source)
-    checkpoint = load_checkpoint(folder.checkpoints, say, step)
-    if checkpoint is None:
-        raise RequestError(f"{source} has no whole checkpoint to fork from.")
-    facts, theirs = checkpoint.facts, checkpoint.tensors
-    for name in theirs.keys() - state.tensors().keys():
-        if name.startswith("student."):
-            raise RequestError(f"{source} cannot be forked: its network has {name} besides.")
-    epoch = facts["step"] / facts["steps_per_epoch"]
-    if steps_per_epoch != facts["steps_per_epoch"] and not epoch.is_integer():
-        raise RequestError(f"{source} stopped within an epoch, and the fork's epochs have another length.")
-    parent_averages = to_dict(folder.config()).get("averaging", {})
-    own_averages = to_dict(config).get("averaging", {})
-    continued = {name for name in own_averages if own_averages[name] == parent_averages.get(name)}
-    with torch.no_grad():
-        for name, tensor in state.tensors().items():
-            room, _, rest = name.partition(".")
-            if room in ("sums", "broken") or (room == "average" and rest.split(".")[0] not in continued):
-                continue
-            found = theirs.get(name, theirs.get(f"student.{rest}") if room == "teacher" else None)
-            if found is not None and found.shape == tensor.shape:
-                tensor.copy_(found)
-            elif room in ("student", "teacher"):
-                raise RequestError(f"{source} cannot be forked: its network differs in {rest}.")
-    state.step = round(epoch * steps_per_epoch)
-    for name, average in state.averages.items():
-        if name in continued:
-            average.count = facts["averages"][name]["count"]
-            average.last_due = facts["averages"][name]["last_due"]
-        else:
-            average.update(epoch)
-    return {"run": source, "epoch": epoch, "fingerprint": facts["fingerprint"]}
-
-
-def _step_of(folder: RunFolder, epoch_text: str, source: str) -> int:
-    """The step of the checkpoint at an epoch."""
-    epochs = checkpoint_epochs(folder.checkpoints)
-    try:
-        return epochs[float(epoch_text)]
-    except (KeyError, ValueError) as error:
-        there = ", ".join(f"{epoch:g}" for epoch in epochs) or "none"
-        raise RequestError(
-            f"{source} keeps no checkpoint of epoch {epoch_text} (there are: {there}); "
-            "checkpoint.keep names the epochs to keep."
-        ) from error
-
-
-def _parent(text: str) -> tuple[str, str]:
-    """RUN and EPOCH (or nothing) of RUN[@EPOCH]; a folder's own name may hold an @ too."""
-    source, at, epoch = text.rpartition("@")
-    return (source, epoch) if at and not Path(text).is_dir() else (text, "")
-
-
-def parent_layer(run: str) -> dict[str, Any]:
-    """The settings of the run that RUN or RUN@EPOCH names, for a fork that changes some of them."""
-    settings = to_dict(RunFolder.open(Path(_parent(run)[0])).config())
-    settings.pop("start", None)
-    return settings
 
 
 def evaluate_run(path: Path, device: str = "auto") -> dict[str, dict[str, dict[str, float]]]:

@@ -11,7 +11,7 @@ from typing import Any
 from fastswa.config import Config
 from fastswa.errors import RequestError
 from fastswa.training.loop import Watcher
-from fastswa.training.run import RunResult, Say, resume, train_together
+from fastswa.training.run import NewRun, OldRun, RunResult, Say, train_together
 
 
 def seed_folder(out: Path, seed: int) -> Path:
@@ -20,19 +20,16 @@ def seed_folder(out: Path, seed: int) -> Path:
 
 def train_seeds(configs: Sequence[Config], out: Path, watchers: Mapping[int, Watcher], say: Say) -> list[RunResult]:
     """Train one run a configuration, which differ in their seed, into OUT/seed-N; summary.json sums them up."""
-    runs = [(config, seed_folder(out, config.seed), watchers[config.seed]) for config in configs]
+    runs = [NewRun(config, seed_folder(out, config.seed), watchers[config.seed]) for config in configs]
     results = train_together(runs, say)
     write_summary(out, results)
     return results
 
 
 def resume_seeds(out: Path, changes: Mapping[str, Any], watchers: Mapping[int, Watcher], say: Say) -> list[RunResult]:
-    """Go on with every run under OUT, one after the other, until one is stopped."""
-    results: list[RunResult] = []
-    for seed, path in seeds_under(out).items():
-        results.append(resume(path, changes, watchers[seed], say))
-        if not results[-1].finished:
-            break
+    """Go on with every run under OUT, together as they began."""
+    runs = [OldRun(path, watchers[seed], changes) for seed, path in seeds_under(out).items()]
+    results = train_together(runs, say)
     write_summary(out, results)
     return results
 

@@ -1,0 +1,85 @@
+"""Forks: another run's whole state put into a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastswa.config import Config, to_dict
+from fastswa.errors import RequestError
+from fastswa.training.checkpoint import checkpoint_epochs, load_checkpoint
+from fastswa.training.folder import RunFolder
+from fastswa.training.state import State
+
+
+def fork(config: Config, state: State, steps_per_epoch: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Put another run's state into a new one; what it had and this one lacks is left out.
+
+    Averages go on where their settings are unchanged; others begin with the fork.
+    """
+    assert config.start.run is not None
+    source, epoch_text = _parent(config.start.run)
+    folder = RunFolder.open(Path(source))
+    step = None
+    if epoch_text:
+        step = _step_of(folder, epoch_text, source)
+    checkpoint = load_checkpoint(folder.checkpoints, say, step)
+    if checkpoint is None:
+        raise RequestError(f"{source} has no whole checkpoint to fork from.")
+    facts, theirs = checkpoint.facts, checkpoint.tensors
+    for name in theirs.keys() - state.tensors().keys():
+        if name.startswith("student."):
+            raise RequestError(f"{source} cannot be forked: its network has {name} besides.")
+    epoch = facts["step"] / facts["steps_per_epoch"]
+    if steps_per_epoch != facts["steps_per_epoch"] and not epoch.is_integer():
+        raise RequestError(f"{source} stopped within an epoch, and the fork's epochs have another length.")
+    parent_averages = to_dict(folder.config()).get("averaging", {})
+    own_averages = to_dict(config).get("averaging", {})
+    continued = {name for name in own_averages if own_averages[name] == parent_averages.get(name)}
+    with torch.no_grad():
+        for name, tensor in state.tensors().items():
+            room, _, rest = name.partition(".")
+            if room in ("sums", "broken") or (room == "average" and rest.split(".")[0] not in continued):
+                continue
+            found = theirs.get(name, theirs.get(f"student.{rest}") if room == "teacher" else None)
+            if found is not None and found.shape == tensor.shape:
+                tensor.copy_(found)
+            elif room in ("student", "teacher"):
+                raise RequestError(f"{source} cannot be forked: its network differs in {rest}.")
+    state.step = round(epoch * steps_per_epoch)
+    for name, average in state.averages.items():
+        if name in continued:
+            average.count = facts["averages"][name]["count"]
+            average.last_due = facts["averages"][name]["last_due"]
+        else:
+            average.update(epoch)
+    return {"run": source, "epoch": epoch, "fingerprint": facts["fingerprint"]}
+
+
+def _step_of(folder: RunFolder, epoch_text: str, source: str) -> int:
+    """The step of the checkpoint at an epoch."""
+    epochs = checkpoint_epochs(folder.checkpoints)
+    try:
+        return epochs[float(epoch_text)]
+    except (KeyError, ValueError) as error:
+        there = ", ".join(f"{epoch:g}" for epoch in epochs) or "none"
+        raise RequestError(
+            f"{source} keeps no checkpoint of epoch {epoch_text} (there are: {there}); "
+            "checkpoint.keep names the epochs to keep."
+        ) from error
+
+
+def _parent(text: str) -> tuple[str, str]:
+    """RUN and EPOCH (or nothing) of RUN[@EPOCH]; a folder's own name may hold an @ too."""
+    source, at, epoch = text.rpartition("@")
+    return (source, epoch) if at and not Path(text).is_dir() else (text, "")
+
+
+def parent_layer(run: str) -> dict[str, Any]:
+    """The settings of the run that RUN or RUN@EPOCH names, for a fork that changes some of them."""
+    settings = to_dict(RunFolder.open(Path(_parent(run)[0])).config())
+    settings.pop("start", None)
+    return settings

@@ -1,0 +1,103 @@
+"""Several runs on one device: new and resumed ones take turns, and one that fails leaves the others going."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import pytest
+
+from fastswa.errors import RequestError, RunError
+from fastswa.training import run as runs
+from fastswa.training.device import Compute
+from fastswa.training.lanes import Lanes
+from fastswa.training.run import NewRun, OldRun, RunResult, attempt_together, train_together
+from tiny_runs import StoppingWatcher, assert_same_run, tiny, train
+
+
+class Turns(Lanes):
+    """Lanes that take turns as on a GPU, but on the CPU; `order` keeps who stepped when."""
+
+    order: list[int]
+
+    def __init__(self, compute: Compute) -> None:
+        super().__init__(compute)
+        self._cuda = True
+        Turns.order = []
+
+    def _lane(self, number: int) -> AbstractContextManager[object]:
+        Turns.order.append(number)
+        return nullcontext()
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "Lanes", Turns)
+
+
+def quiet(message: str) -> None:
+    raise AssertionError(message)
+
+
+@pytest.mark.usefixtures("turns")
+def test_resumed_runs_take_turns_and_end_as_their_solo_runs(tmp_path: Path) -> None:
+    """One was stopped within an epoch, one at an epoch's edge, one is new: they go on together."""
+    train(tiny({"seed": 3}), tmp_path / "a", StoppingWatcher(stop=4))
+    train(tiny({"seed": 4}), tmp_path / "b", StoppingWatcher(stop=6))
+    results = train_together(
+        [
+            OldRun(tmp_path / "a", StoppingWatcher()),
+            OldRun(tmp_path / "b", StoppingWatcher()),
+            NewRun(tiny({"seed": 5}), tmp_path / "c", StoppingWatcher()),
+        ],
+        quiet,
+    )
+    assert all(result.finished for result in results)
+    assert Turns.order[3:9] == [0, 1, 2, 0, 1, 2]
+    for name, seed in (("a", 3), ("b", 4), ("c", 5)):
+        train(tiny({"seed": seed}), tmp_path / f"solo-{seed}")
+        assert_same_run(tmp_path / name, tmp_path / f"solo-{seed}")
+
+
+@pytest.mark.usefixtures("turns")
+def test_a_run_that_fails_leaves_the_others_going(tmp_path: Path) -> None:
+    """One cannot be made ready, one breaks at its first large step; the last one ends as if alone."""
+    broken = tiny({"seed": 4, "optimiser": {"lr": 1e38}})
+    attempts = [
+        OldRun(tmp_path / "nowhere", StoppingWatcher()),
+        NewRun(broken, tmp_path / "broken", StoppingWatcher()),
+        NewRun(tiny({"seed": 3}), tmp_path / "good", StoppingWatcher()),
+    ]
+    absent, failed, good = attempt_together(attempts, quiet)
+    assert isinstance(absent, RequestError)
+    assert "holds no run" in str(absent)
+    assert isinstance(failed, RunError)
+    assert "no longer finite" in str(failed)
+    assert isinstance(good, RunResult)
+    train(tiny({"seed": 3}), tmp_path / "solo")
+    assert_same_run(tmp_path / "good", tmp_path / "solo")
+
+
+def test_a_failure_is_raised_once_the_others_are_done(tmp_path: Path) -> None:
+    broken = NewRun(tiny({"optimiser": {"lr": 1e38}}), tmp_path / "broken", StoppingWatcher())
+    good = NewRun(tiny({"seed": 4}), tmp_path / "good", StoppingWatcher())
+    with pytest.raises(RunError, match="no longer finite"):
+        train_together([broken, good], quiet)
+    assert (tmp_path / "good" / "model.safetensors").exists()
+
+
+def test_nothing_starts_unless_all_can(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    train(tiny({"schedule": {"epochs": 1}}), taken)
+    attempts = [NewRun(tiny(), tmp_path / "new", StoppingWatcher()), NewRun(tiny(), taken, StoppingWatcher())]
+    with pytest.raises(RequestError, match="already holds a run"):
+        train_together(attempts, quiet)
+    assert not (tmp_path / "new").exists()
+
+
+def test_runs_of_different_arithmetic_are_not_mixed(tmp_path: Path) -> None:
+    one, two = tiny({"schedule": {"epochs": 1}}), tiny({"device": {"precision": "fp64"}})
+    attempts = [NewRun(one, tmp_path / "one", StoppingWatcher()), NewRun(two, tmp_path / "two", StoppingWatcher())]
+    first, second = attempt_together(attempts, quiet)
+    assert isinstance(first, RunResult)
+    assert "different settings of [device]" in str(second)
