@@ -14,6 +14,7 @@ from toy import (
     make_method,
     softmax,
     squared_error,
+    terms_of,
     tie_term,
 )
 
@@ -92,7 +93,7 @@ def test_mean_teacher_compares_the_students_last_head_with_the_teachers_first(
     heads: int, divergence: str, tie: float
 ) -> None:
     student, teacher, batch = Toy(1, heads=heads), Toy(2, heads=heads), make_batch(weight=37.5)
-    terms = make_method("mean-teacher", divergence=divergence, tie=tie).losses(batch, student, teacher)
+    terms = terms_of(make_method("mean-teacher", divergence=divergence, tie=tie), batch, student, teacher)
     expected = expected_terms(batch, student, teacher, divergence, tie)
     assert values(terms) == {name: pytest.approx(value, rel=1e-12) for name, value in expected.items()}
 
@@ -101,21 +102,21 @@ def test_consistency_counts_labelled_images_too() -> None:
     student, teacher = Toy(1), Toy(2)
     few, many = make_batch(labelled=1), make_batch(labelled=5)
     method = make_method("mean-teacher")
-    a, b = method.losses(few, student, teacher), method.losses(many, student, teacher)
+    a, b = terms_of(method, few, student, teacher), terms_of(method, many, student, teacher)
     assert a["consistency"].item() == b["consistency"].item() > 0
     assert a["classification"].item() != b["classification"].item()
 
 
 def test_mean_teacher_sends_no_gradient_into_the_teacher() -> None:
     student, teacher, batch = Toy(1), Toy(2), make_batch(weight=100.0)
-    terms = make_method("mean-teacher").losses(batch, student, teacher)
+    terms = terms_of(make_method("mean-teacher"), batch, student, teacher)
     assert all(torch.count_nonzero(g) == 0 for g in gradients(terms, teacher))
     assert all(torch.count_nonzero(g) == g.numel() for g in gradients(terms, student))
 
 
 def test_mean_teachers_gradient_is_the_numerical_one() -> None:
     student, teacher, batch = Toy(1), Toy(2), make_batch(weight=10.0)
-    terms = make_method("mean-teacher").losses(batch, student, teacher)
+    terms = terms_of(make_method("mean-teacher"), batch, student, teacher)
     numerical = numerical_gradient(
         lambda: sum(expected_terms(batch, student, teacher, "squared", 0.01).values()), student
     )
@@ -138,7 +139,7 @@ def test_pis_gradient_flows_through_one_side_or_both(both_sides: bool) -> None:
 def test_the_two_passes_have_views_and_noise_of_their_own(name: str) -> None:
     student, batch = Toy(1, dropout=0.5), make_batch()
     teacher = Toy(2, dropout=0.5) if name == "mean-teacher" else None
-    make_method(name).losses(batch, student, teacher)
+    terms_of(make_method(name), batch, student, teacher)
     calls = student.calls + ([] if teacher is None else teacher.calls)
     assert len(calls) == 2
     assert calls[0][0] != calls[1][0]
@@ -167,7 +168,7 @@ def test_both_passes_of_pi_run_in_training_mode_over_the_whole_batch() -> None:
 
 def test_teacher_keeps_batch_statistics_of_its_own() -> None:
     student, teacher, batch = Toy(1, norm=True), Toy(2, norm=True), make_batch()
-    make_method("mean-teacher").losses(batch, student, teacher)
+    terms_of(make_method("mean-teacher"), batch, student, teacher)
     for network, name in ((student, "student"), (teacher, "teacher")):
         assert network.norm is not None
         assert torch.allclose(network.norm.running_mean, 0.1 * batch.view(name).flatten(1).mean(dim=0), rtol=1e-12)
@@ -178,7 +179,7 @@ def test_a_method_computes_the_terms_it_declares(name: str) -> None:
     teacher = Toy(2) if method_class(name).has_teacher else None
     method = make_method(name)
     method.prime()
-    terms = method.losses(make_batch(), Toy(1), teacher)
+    terms = terms_of(method, make_batch(), Toy(1), teacher)
     optional = set() if name == "supervised" else {"tie"}
     assert terms.keys() - optional == method.terms.keys() - optional
     assert all(term.shape == () for term in terms.values())
@@ -203,7 +204,7 @@ def test_squared_error_of_the_paper_is_the_scale_of_the_weight() -> None:
     with torch.no_grad():
         student.weights[1].zero_()
         teacher.weights[0].copy_(1e4 * teacher.weights[0])
-    found = make_method("mean-teacher").losses(batch, student, teacher)["consistency"].item()
+    found = terms_of(make_method("mean-teacher"), batch, student, teacher)["consistency"].item()
     assert found == pytest.approx(100 * 2 / 9)
     targets = [softmax(row - row.max()) for row in logits_of(batch.view("teacher"), teacher.weights[0])]
     assert squared_error(logits_of(batch.view("student"), student.weights[1]), targets) == pytest.approx(2 / 9)

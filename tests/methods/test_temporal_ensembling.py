@@ -40,7 +40,7 @@ def test_memory_has_its_closed_form_after_several_epochs(decay: float) -> None:
         # Z = (1 - a) sum a^(t - i) z_i; divided by 1 - a^t it is a weighted mean, and sums to one.
         total = sum((1 - decay) * decay ** (epoch - i) * z for i, z in enumerate(seen))
         assert isinstance(total, Tensor)
-        target, present = method.target(batch.index)
+        target, present = method.remembered(batch.index)
         assert near(target, total / (1 - decay ** (epoch + 1)))
         assert near(target.sum(dim=1), torch.ones(5))
         assert present.tolist() == [1.0] * 5
@@ -51,18 +51,18 @@ def test_target_of_the_first_update_is_the_first_prediction() -> None:
     method, student, batch = method_of(), Toy(), make_batch()
     method.losses(batch, student, None)
     method.end_epoch()
-    assert near(method.target(batch.index)[0], predictions(batch, student))
+    assert near(method.remembered(batch.index)[0], predictions(batch, student))
 
 
 def test_target_stays_within_an_epoch() -> None:
     method, batch = method_of(), make_batch()
     for seed in range(3):
         method.losses(batch, Toy(seed), None)
-        assert method.target(batch.index)[1].tolist() == [0.0] * 5
+        assert method.remembered(batch.index)[1].tolist() == [0.0] * 5
     method.end_epoch()
-    target = method.target(batch.index)[0].clone()
+    target = method.remembered(batch.index)[0].clone()
     method.losses(batch, Toy(9), None)
-    assert torch.equal(method.target(batch.index)[0], target)
+    assert torch.equal(method.remembered(batch.index)[0], target)
 
 
 def test_an_image_seen_several_times_an_epoch_counts_by_its_mean() -> None:
@@ -80,7 +80,7 @@ def test_an_image_seen_several_times_an_epoch_counts_by_its_mean() -> None:
             (first[3] + second[4]) / 2,
         ]
     )
-    assert near(method.target(torch.arange(3))[0], expected)
+    assert near(method.remembered(torch.arange(3))[0], expected)
     assert method.memory["updates"].tolist() == [1.0] * 3
 
 
@@ -89,11 +89,11 @@ def test_an_image_not_seen_keeps_its_memory_and_its_correction() -> None:
     everyone, student = make_batch(size=6), Toy()
     method.losses(everyone, student, None)
     method.end_epoch()
-    kept = method.target(torch.tensor([5]))[0].clone()
+    kept = method.remembered(torch.tensor([5]))[0].clone()
     for seed in (1, 2):
         method.losses(make_batch(seed=seed), Toy(seed), None)
         method.end_epoch()
-    assert torch.equal(method.target(torch.tensor([5]))[0], kept)
+    assert torch.equal(method.remembered(torch.tensor([5]))[0], kept)
     assert near(kept, predictions(everyone, student)[5:])
     assert method.memory["updates"].tolist() == [3.0] * 5 + [1.0]
     method.end_epoch()
@@ -149,7 +149,7 @@ def test_memory_stays_in_the_same_tensors() -> None:
 def test_primed_memory_is_the_uniform_prediction() -> None:
     method = method_of()
     method.prime()
-    target, present = method.target(torch.arange(5))
+    target, present = method.remembered(torch.arange(5))
     assert near(target, torch.full((5, CLASSES), 1 / 3))
     assert present.tolist() == [1.0] * 5
 

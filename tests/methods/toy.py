@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fastswa.config import MethodConfig
 from fastswa.methods import build
-from fastswa.methods.method import Batch, Method
+from fastswa.methods.method import Batch, Method, Terms
 from fastswa.noise import Noise, step_words
 
 CLASSES, INPUTS = 3, 6
@@ -68,6 +68,11 @@ def make_batch(
 
 def make_method(name: str, *, images: int = 5, **settings: object) -> Method:
     return build(MethodConfig(name=name, **settings), images=images, classes=CLASSES)  # type: ignore[arg-type]
+
+
+def terms_of(method: Method, batch: Batch, student: Toy, teacher: Toy | None) -> Terms:
+    """A method's terms, its teacher asked first where it has one."""
+    return method.losses(batch, student, None if teacher is None else method.target(batch, teacher))
 
 
 def logits_of(x: Tensor, weight: Tensor) -> np.ndarray:

@@ -38,10 +38,12 @@ from tiny_runs import (
 class LeakingTeacher(MeanTeacher):
     """The target is not detached, so the loss also pulls the teacher to the student."""
 
-    def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:
-        assert teacher is not None
+    def target(self, batch: Batch, teacher: Network) -> Tensor:
+        return probabilities(teacher(batch.view("teacher"), batch.noise.scope("teacher")).logits)
+
+    def losses(self, batch: Batch, student: Network, target: Tensor | None) -> Terms:
+        assert target is not None
         output = student(batch.view("student"), batch.noise.scope("student"))
-        target = probabilities(teacher(batch.view("teacher"), batch.noise.scope("teacher")).logits)
         return {
             "classification": classification(output.logits, batch.labels),
             "consistency": batch.weight * self.divergence(self.compared(output.consistency), target).mean(),
@@ -69,31 +71,31 @@ class LazyTeacher(MeanTeacher):
 class OnlyTheHead(MeanTeacher):
     """The consistency loss trains the second head and nothing below it."""
 
-    def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:
-        terms = super().losses(batch, student, teacher)
+    def losses(self, batch: Batch, student: Network, target: Tensor | None) -> Terms:
+        terms = super().losses(batch, student, target)
         output = student(batch.view("student"), batch.noise.scope("student"))
         second = student.heads.second(output.features.detach())
-        target = torch.full_like(second, 1.0 / second.shape[1])
-        return {**terms, "consistency": batch.weight * self.divergence(second, target).mean()}
+        even = torch.full_like(second, 1.0 / second.shape[1])
+        return {**terms, "consistency": batch.weight * self.divergence(second, even).mean()}
 
 
 class ForgottenTerm(MeanTeacher):
-    def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:
-        terms = super().losses(batch, student, teacher)
+    def losses(self, batch: Batch, student: Network, target: Tensor | None) -> Terms:
+        terms = super().losses(batch, student, target)
         return {name: term for name, term in terms.items() if name != "consistency"}
 
 
 class SecretTerm(MeanTeacher):
-    def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:
-        terms = super().losses(batch, student, teacher)
+    def losses(self, batch: Batch, student: Network, target: Tensor | None) -> Terms:
+        terms = super().losses(batch, student, target)
         return {**terms, "secret": terms["classification"]}
 
 
 class Breaking(MeanTeacher):
     """Gives NaN from epoch 2 on, which it knows by the consistency weight."""
 
-    def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:
-        terms = super().losses(batch, student, teacher)
+    def losses(self, batch: Batch, student: Network, target: Tensor | None) -> Terms:
+        terms = super().losses(batch, student, target)
         wrong = (batch.weight > 0.999 * self.weight(2.0)) & (batch.weight < self.config.weight)
         return {**terms, "consistency": torch.where(wrong, torch.nan, terms["consistency"])}
 

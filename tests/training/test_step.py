@@ -103,9 +103,9 @@ class Spy(MeanTeacher):
 
     seen: list[tuple[Tensor, Tensor]] = []  # noqa: RUF012
 
-    def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:
+    def losses(self, batch: Batch, student: Network, target: Tensor | None) -> Terms:
         self.seen.append((batch.labels.clone(), batch.index.clone()))
-        return super().losses(batch, student, teacher)
+        return super().losses(batch, student, target)
 
 
 def test_a_method_sees_labels_of_the_labelled_images_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_supervised_batches_are_labelled_throughout(tmp_path: Path) -> None:
     trainer = make_trainer(tiny(recipe="digits-supervised"), tmp_path)
     assert (trainer.material.plan.labelled, trainer.material.plan.size, trainer.steps_per_epoch) == (100, 100, 3)
     trainer.feed.load(0)
-    loss = trainer.step.losses(trainer.feed.take())["classification"]
+    loss = trainer.step.losses(trainer.feed.take(), None)["classification"]
     values = trainer.material.plan.epoch(3, 0)[0]
     noise = Noise(torch.from_numpy(step_words(3, "step", 0, 1)[0].copy()))
     view = trainer.material.augment.view(trainer.material.pixels, torch.from_numpy(values), noise.scope("view/student"))

@@ -1,78 +1,98 @@
-"""Batch norm + LeakyReLU in training as four memory passes forward and backward, for channels-last CUDA tensors.
+"""Batch norm + LeakyReLU in training as memory passes: two forward, two backward, for channels-last CUDA tensors.
 
-Unlike torch.compile's own kernels they never write out the gradient before the norm, nor what pooling drops. The
-two passes that sum are still slower than they should be; benchmarks/LOG.md has the measurements. Statistics are
-accumulated in float32 around the first row's value (no cancellation for means far from zero), in a fixed order
-(the same sums every time).
+Unlike torch.compile's own kernels they never write out the gradient before the norm, nor what pooling drops. A pass
+that sums is one launch: the last program to finish adds up what the others left. Statistics are accumulated in float32
+around the first row's value (no cancellation for means far from zero), in a fixed order (the same sums every time).
 
-x is (N, C, H, W), channels last, so M = N H W rows of C values.
+x is (N, C, H, W), channels last, so N H W rows of C values. A program takes B channels of some rows, R rows at once.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_ELEMENTS = 8192
-_PROGRAMS = 528  # four for each of an H200's 132 multiprocessors
+_WARPS = 8
+_PROGRAMS = 264  # two of eight warps for each of an H200's 132 multiprocessors
+_SLOTS = 1 << 15
 
 
 @triton.jit
-def _sums_kernel(x_ptr, partial_ptr, rows, C: tl.constexpr, R: tl.constexpr):
-    """Each program's sums of x - x[0] and of its square, by channel, over every P-th block of R rows."""
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    column, row = tl.arange(0, C), tl.arange(0, R)
-    centre = tl.load(x_ptr + column).to(tl.float32)
-    first = tl.zeros([R, C], tl.float32)
-    second = tl.zeros([R, C], tl.float32)
-    for start in range(program * R, rows, programs * R):
-        inside = (start + row)[:, None] < rows
-        x = tl.load(x_ptr + (start + row)[:, None] * C + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        centred = tl.where(inside, x - centre[None, :], 0.0)
-        first += centred
-        second += centred * centred
-    tl.store(partial_ptr + program * 2 * C + column, tl.sum(first, axis=0))
-    tl.store(partial_ptr + program * 2 * C + C + column, tl.sum(second, axis=0))
+def _is_last(partial_ptr, counter_ptr, first, second, B: tl.constexpr):
+    """Leave this program's two sums for its channels; whether all other programs have left theirs."""
+    program, group, programs = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    place = partial_ptr + (group * programs + program) * 2 * B + tl.arange(0, B)
+    tl.store(place, tl.sum(first, axis=0))
+    tl.store(place + B, tl.sum(second, axis=0))
+    tl.debug_barrier()
+    return tl.atomic_add(counter_ptr + group, 1, sem="acq_rel") == programs - 1
+
+
+@triton.jit
+def _totals(partial_ptr, counter_ptr, B: tl.constexpr, P: tl.constexpr):
+    """Both sums over all programs in their order, past the first-level cache; the counter is ready for its next use."""
+    group, programs, lane = tl.program_id(1), tl.num_programs(0), tl.arange(0, P)
+    first = tl.zeros([P, B], tl.float32)
+    second = tl.zeros([P, B], tl.float32)
+    for start in range(0, programs, P):
+        program = start + lane
+        inside = program[:, None] < programs
+        place = partial_ptr + (group * programs + program)[:, None] * 2 * B + tl.arange(0, B)[None, :]
+        first += tl.load(place, mask=inside, other=0.0, cache_modifier=".cg")
+        second += tl.load(place + B, mask=inside, other=0.0, cache_modifier=".cg")
+    tl.store(counter_ptr + group, 0)
+    return tl.sum(first, axis=0), tl.sum(second, axis=0)
 
 
 @triton.jit
 def _statistics_kernel(
-    partial_ptr, x_ptr, shift_ptr, mean_ptr, rstd_ptr, running_mean_ptr, running_var_ptr,
-    programs, rows, momentum, eps,
-    C: tl.constexpr, B: tl.constexpr, P: tl.constexpr, SHIFT: tl.constexpr, TRACK: tl.constexpr,
+    x_ptr, partial_ptr, counter_ptr, shift_ptr, mean_ptr, rstd_ptr, running_mean_ptr, running_var_ptr,
+    rows, momentum, eps,
+    C: tl.constexpr, B: tl.constexpr, R: tl.constexpr, U: tl.constexpr, P: tl.constexpr,
+    SHIFT: tl.constexpr, TRACK: tl.constexpr,
 ):  # fmt: skip
-    """Mean and reciprocal deviation from the partial sums, and the running statistics moved towards them."""
-    column, program = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, P)
-    first = tl.zeros([P, B], tl.float32)
-    second = tl.zeros([P, B], tl.float32)
-    for start in range(0, programs, P):
-        inside = (start + program)[:, None] < programs
-        offset = (start + program)[:, None] * 2 * C + column[None, :]
-        first += tl.load(partial_ptr + offset, mask=inside, other=0.0)
-        second += tl.load(partial_ptr + offset + C, mask=inside, other=0.0)
-    offset_mean = tl.sum(first, axis=0) / rows
-    variance = tl.maximum(tl.sum(second, axis=0) / rows - offset_mean * offset_mean, 0.0)
-    mean = tl.load(x_ptr + column).to(tl.float32) + offset_mean
-    tl.store(mean_ptr + column, mean)
-    tl.store(rstd_ptr + column, 1.0 / tl.sqrt(variance + eps))
-    if TRACK:
-        shifted = mean
-        if SHIFT:
-            shifted += tl.load(shift_ptr + column)
-        old_mean, old_var = tl.load(running_mean_ptr + column), tl.load(running_var_ptr + column)
-        unbiased = variance * (rows / (rows - 1.0))
-        tl.store(running_mean_ptr + column, old_mean + momentum * (shifted - old_mean))
-        tl.store(running_var_ptr + column, old_var + momentum * (unbiased - old_var))
+    """Mean and reciprocal deviation by channel, and the running statistics moved towards them."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    column, row = tl.program_id(1) * B + tl.arange(0, B), tl.arange(0, R)
+    centre = tl.load(x_ptr + column).to(tl.float32)
+    first = tl.zeros([R, B], tl.float32)
+    second = tl.zeros([R, B], tl.float32)
+    for start in range(program * R * U, rows, programs * R * U):
+        for part in tl.static_range(U):
+            here = start + part * R + row
+            inside = here[:, None] < rows
+            x = tl.load(x_ptr + here[:, None] * C + column[None, :], mask=inside, other=0.0).to(tl.float32)
+            centred = tl.where(inside, x - centre[None, :], 0.0)
+            first += centred
+            second += centred * centred
+    if _is_last(partial_ptr, counter_ptr, first, second, B):
+        total, squares = _totals(partial_ptr, counter_ptr, B, P)
+        offset_mean = total / rows
+        variance = tl.maximum(squares / rows - offset_mean * offset_mean, 0.0)
+        mean = centre + offset_mean
+        tl.store(mean_ptr + column, mean)
+        tl.store(rstd_ptr + column, 1.0 / tl.sqrt(variance + eps))
+        if TRACK:
+            shifted = mean
+            if SHIFT:
+                shifted += tl.load(shift_ptr + column)
+            old_mean, old_var = tl.load(running_mean_ptr + column), tl.load(running_var_ptr + column)
+            unbiased = variance * (rows / (rows - 1.0))
+            tl.store(running_mean_ptr + column, old_mean + momentum * (shifted - old_mean))
+            tl.store(running_var_ptr + column, old_var + momentum * (unbiased - old_var))
 
 
 @triton.jit
 def _apply_kernel(
-    x_ptr, y_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, rows, slope, C: tl.constexpr, R: tl.constexpr
-):
+    x_ptr, y_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, rows, slope,
+    C: tl.constexpr, B: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
     """y = leaky((x - mean) rstd weight + bias)."""
-    column = tl.arange(0, C)
+    column = tl.program_id(1) * B + tl.arange(0, B)
     row = tl.program_id(0) * R + tl.arange(0, R)
     inside = row[:, None] < rows
     gain = tl.load(rstd_ptr + column) * tl.load(weight_ptr + column)
@@ -84,47 +104,39 @@ def _apply_kernel(
 
 @triton.jit
 def _backward_sums_kernel(
-    dy_ptr, x_ptr, partial_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, rows, slope,
-    C: tl.constexpr, R: tl.constexpr,
+    dy_ptr, x_ptr, partial_ptr, counter_ptr, total_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, rows, slope,
+    C: tl.constexpr, B: tl.constexpr, R: tl.constexpr, U: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """Each program's sums of dz and of dz xhat by channel, dz being the gradient before the LeakyReLU."""
+    """The sums of dz and of dz xhat by channel, dz being the gradient before the LeakyReLU."""
     program, programs = tl.program_id(0), tl.num_programs(0)
-    column, row = tl.arange(0, C), tl.arange(0, R)
+    column, row = tl.program_id(1) * B + tl.arange(0, B), tl.arange(0, R)
     mean, rstd = tl.load(mean_ptr + column), tl.load(rstd_ptr + column)
     weight, bias = tl.load(weight_ptr + column), tl.load(bias_ptr + column)
-    first = tl.zeros([R, C], tl.float32)
-    second = tl.zeros([R, C], tl.float32)
-    for start in range(program * R, rows, programs * R):
-        inside = (start + row)[:, None] < rows
-        place = (start + row)[:, None] * C + column[None, :]
-        normal = (tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
-        dy = tl.load(dy_ptr + place, mask=inside, other=0.0).to(tl.float32)
-        dz = tl.where(normal * weight[None, :] + bias[None, :] > 0, dy, dy * slope)
-        first += dz
-        second += dz * normal
-    tl.store(partial_ptr + program * 2 * C + column, tl.sum(first, axis=0))
-    tl.store(partial_ptr + program * 2 * C + C + column, tl.sum(second, axis=0))
-
-
-@triton.jit
-def _total_kernel(partial_ptr, total_ptr, programs, C: tl.constexpr, B: tl.constexpr, P: tl.constexpr):
-    """The programs' partial sums (P, 2 C) added up."""
-    column, program = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, P)
-    total = tl.zeros([P, B], tl.float32)
-    for start in range(0, programs, P):
-        inside = (start + program)[:, None] < programs
-        offset = (start + program)[:, None] * 2 * C + column[None, :]
-        total += tl.load(partial_ptr + offset, mask=inside, other=0.0)
-    tl.store(total_ptr + column, tl.sum(total, axis=0))
+    first = tl.zeros([R, B], tl.float32)
+    second = tl.zeros([R, B], tl.float32)
+    for start in range(program * R * U, rows, programs * R * U):
+        for part in tl.static_range(U):
+            here = start + part * R + row
+            inside = here[:, None] < rows
+            place = here[:, None] * C + column[None, :]
+            normal = (tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
+            dy = tl.load(dy_ptr + place, mask=inside, other=0.0).to(tl.float32)
+            dz = tl.where(normal * weight[None, :] + bias[None, :] > 0, dy, dy * slope)
+            first += dz
+            second += dz * normal
+    if _is_last(partial_ptr, counter_ptr, first, second, B):
+        total, product = _totals(partial_ptr, counter_ptr, B, P)
+        tl.store(total_ptr + column, total)
+        tl.store(total_ptr + C + column, product)
 
 
 @triton.jit
 def _backward_apply_kernel(
     dy_ptr, x_ptr, dx_ptr, total_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, rows, slope,
-    C: tl.constexpr, R: tl.constexpr,
+    C: tl.constexpr, B: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     """dx = weight rstd (dz - mean(dz) - xhat mean(dz xhat))."""
-    column = tl.arange(0, C)
+    column = tl.program_id(1) * B + tl.arange(0, B)
     row = tl.program_id(0) * R + tl.arange(0, R)
     inside = row[:, None] < rows
     mean, rstd = tl.load(mean_ptr + column), tl.load(rstd_ptr + column)
@@ -149,10 +161,10 @@ def _window(x_ptr, pixel, column, inside, H: tl.constexpr, W: tl.constexpr, C: t
 @triton.jit
 def _pool_apply_kernel(
     x_ptr, y_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, pixels, slope,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, B: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     """y = the greatest of leaky((x - mean) rstd weight + bias) over 2x2 windows."""
-    column = tl.arange(0, C)
+    column = tl.program_id(1) * B + tl.arange(0, B)
     pixel = tl.program_id(0) * R + tl.arange(0, R)
     inside = pixel[:, None] < pixels
     gain = tl.load(rstd_ptr + column) * tl.load(weight_ptr + column)
@@ -169,42 +181,46 @@ def _pool_apply_kernel(
 
 @triton.jit
 def _pool_backward_sums_kernel(
-    dy_ptr, x_ptr, partial_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, pixels, slope,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
+    dy_ptr, x_ptr, partial_ptr, counter_ptr, total_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, pixels, slope,
+    H: tl.constexpr, W: tl.constexpr,
+    C: tl.constexpr, B: tl.constexpr, R: tl.constexpr, U: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     """As _backward_sums_kernel, the gradient going to the first greatest value of each window."""
     program, programs = tl.program_id(0), tl.num_programs(0)
-    column = tl.arange(0, C)
+    column = tl.program_id(1) * B + tl.arange(0, B)
     mean, rstd = tl.load(mean_ptr + column)[None, :], tl.load(rstd_ptr + column)[None, :]
     weight, bias = tl.load(weight_ptr + column)[None, :], tl.load(bias_ptr + column)[None, :]
-    first = tl.zeros([R, C], tl.float32)
-    second = tl.zeros([R, C], tl.float32)
-    for start in range(program * R, pixels, programs * R):
-        pixel = start + tl.arange(0, R)
-        inside = pixel[:, None] < pixels
-        p0, p1, p2, p3 = _window(x_ptr, pixel, column, inside, H, W, C)
-        n0 = (tl.load(x_ptr + p0, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
-        n1 = (tl.load(x_ptr + p1, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
-        n2 = (tl.load(x_ptr + p2, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
-        n3 = (tl.load(x_ptr + p3, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
-        z0, z1, z2, z3 = n0 * weight + bias, n1 * weight + bias, n2 * weight + bias, n3 * weight + bias
-        z = tl.maximum(tl.maximum(z0, z1), tl.maximum(z2, z3))
-        normal = tl.where(z0 == z, n0, tl.where(z1 == z, n1, tl.where(z2 == z, n2, n3)))
-        dy = tl.load(dy_ptr + pixel[:, None] * C + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        dz = tl.where(z > 0, dy, dy * slope)
-        first += dz
-        second += dz * normal
-    tl.store(partial_ptr + program * 2 * C + column, tl.sum(first, axis=0))
-    tl.store(partial_ptr + program * 2 * C + C + column, tl.sum(second, axis=0))
+    first = tl.zeros([R, B], tl.float32)
+    second = tl.zeros([R, B], tl.float32)
+    for start in range(program * R * U, pixels, programs * R * U):
+        for part in tl.static_range(U):
+            pixel = start + part * R + tl.arange(0, R)
+            inside = pixel[:, None] < pixels
+            p0, p1, p2, p3 = _window(x_ptr, pixel, column, inside, H, W, C)
+            n0 = (tl.load(x_ptr + p0, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
+            n1 = (tl.load(x_ptr + p1, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
+            n2 = (tl.load(x_ptr + p2, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
+            n3 = (tl.load(x_ptr + p3, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
+            z0, z1, z2, z3 = n0 * weight + bias, n1 * weight + bias, n2 * weight + bias, n3 * weight + bias
+            z = tl.maximum(tl.maximum(z0, z1), tl.maximum(z2, z3))
+            normal = tl.where(z0 == z, n0, tl.where(z1 == z, n1, tl.where(z2 == z, n2, n3)))
+            dy = tl.load(dy_ptr + pixel[:, None] * C + column[None, :], mask=inside, other=0.0).to(tl.float32)
+            dz = tl.where(z > 0, dy, dy * slope)
+            first += dz
+            second += dz * normal
+    if _is_last(partial_ptr, counter_ptr, first, second, B):
+        total, product = _totals(partial_ptr, counter_ptr, B, P)
+        tl.store(total_ptr + column, total)
+        tl.store(total_ptr + C + column, product)
 
 
 @triton.jit
 def _pool_backward_apply_kernel(
     dy_ptr, x_ptr, dx_ptr, total_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, pixels, slope,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, R: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, B: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     """As _backward_apply_kernel for 2x2 windows."""
-    column = tl.arange(0, C)
+    column = tl.program_id(1) * B + tl.arange(0, B)
     pixel = tl.program_id(0) * R + tl.arange(0, R)
     inside = pixel[:, None] < pixels
     mean, rstd = tl.load(mean_ptr + column)[None, :], tl.load(rstd_ptr + column)[None, :]
@@ -240,10 +256,54 @@ def _pool_backward_apply_kernel(
     )
 
 
-def _shape(x: Tensor) -> tuple[int, int, int]:
-    """(rows, channels, rows in a block) of a channels-last tensor."""
-    channels = x.shape[1]
-    return x.numel() // channels, channels, max(_ELEMENTS // channels, 1)
+class _Tiling(NamedTuple):
+    """How a pass over (items, channels) is cut: B channels by R items a program at once, U times in a row; `programs`
+    of them share the items of each of `groups` channel groups."""
+
+    B: int
+    R: int
+    U: int
+    programs: int
+    groups: int
+
+
+def _summing(items: int, channels: int, unroll: int) -> _Tiling:
+    """Few, equally loaded programs with many loads in flight: what each leaves has to be added up again."""
+    block = next(b for b in (64, 32, 16) if channels % b == 0)
+    rows, groups = _WARPS * 256 // block, channels // block
+    wanted = max(_PROGRAMS // groups, 1)
+    while unroll > 1 and triton.cdiv(items, rows * unroll) < wanted:
+        unroll //= 2
+    chunks = triton.cdiv(items, rows * unroll)
+    return _Tiling(block, rows, unroll, triton.cdiv(chunks, max(round(chunks / wanted), 1)), groups)
+
+
+def _mapping(items: int, channels: int, elements: int) -> _Tiling:
+    """One tile of `elements` a program."""
+    block = next(b for b in (64, 32, 16) if channels % b == 0)
+    rows = elements // block
+    return _Tiling(block, rows, 1, triton.cdiv(items, rows), channels // block)
+
+
+_slots: dict[torch.device, Tensor] = {}
+_taken: dict[torch.device, int] = {}
+
+
+def _counter(device: torch.device, groups: int) -> Tensor:
+    """Zeros (groups,) for a launch's programs to count themselves, left zero by it.
+
+    A captured launch is replayed with the same ones for ever, so it gets its own out of a store; others get new ones.
+    """
+    if device not in _slots and not torch.cuda.is_current_stream_capturing():
+        _slots[device], _taken[device] = torch.zeros(_SLOTS, dtype=torch.int32, device=device), 0
+    if device in _slots and torch.cuda.is_current_stream_capturing() and _taken[device] + groups <= _SLOTS:
+        _taken[device] += groups
+        return _slots[device][_taken[device] - groups : _taken[device]]
+    return torch.zeros(groups, dtype=torch.int32, device=device)
+
+
+def _partial(tiling: _Tiling, device: torch.device) -> Tensor:
+    return torch.empty(tiling.groups * tiling.programs * 2 * tiling.B, dtype=torch.float32, device=device)
 
 
 @torch.library.custom_op("fastswa::batch_statistics", mutates_args=("running_mean", "running_var"))
@@ -256,16 +316,16 @@ def batch_statistics(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     """Mean and reciprocal deviation by channel; the running statistics of x + shift move towards them."""
-    rows, channels, block = _shape(x)
-    programs = min(_PROGRAMS, triton.cdiv(rows, block))
-    partial = torch.empty(programs, 2, channels, dtype=torch.float32, device=x.device)
+    channels = x.shape[1]
+    rows = x.numel() // channels
+    tiling = _summing(rows, channels, unroll=4)
     mean = torch.empty(channels, dtype=torch.float32, device=x.device)
     rstd = torch.empty_like(mean)
-    _sums_kernel[(programs,)](x, partial, rows, C=channels, R=block, num_warps=8)
-    columns = min(channels, 16)
-    _statistics_kernel[(channels // columns,)](
-        partial, x, shift, mean, rstd, running_mean, running_var, programs, rows, momentum, eps,
-        C=channels, B=columns, P=128, SHIFT=shift is not None, TRACK=running_mean is not None, num_warps=4,
+    _statistics_kernel[(tiling.programs, tiling.groups)](
+        x, _partial(tiling, x.device), _counter(x.device, tiling.groups), shift, mean, rstd,
+        running_mean, running_var, rows, momentum, eps,
+        C=channels, B=tiling.B, R=tiling.R, U=tiling.U, P=_WARPS * 8,
+        SHIFT=shift is not None, TRACK=running_mean is not None, num_warps=_WARPS,
     )  # fmt: skip
     return mean, rstd
 
@@ -299,18 +359,20 @@ def normalise_activate(
     x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor, slope: float, pool: bool
 ) -> Tensor:
     """leaky((x - mean) rstd weight + bias), with `pool` its 2x2 maxima; mean and rstd count as functions of x."""
-    rows, channels, block = _shape(x)
+    channels = x.shape[1]
+    rows = x.numel() // channels
     if not pool:
         y = torch.empty_like(x)
-        _apply_kernel[(triton.cdiv(rows, block),)](
-            x, y, mean, rstd, weight, bias, rows, slope, C=channels, R=block, num_warps=8
+        tiling = _mapping(rows, channels, 8192)
+        _apply_kernel[(tiling.programs, tiling.groups)](
+            x, y, mean, rstd, weight, bias, rows, slope, C=channels, B=tiling.B, R=tiling.R, num_warps=8
         )
         return y
     y = _pooled(x)
-    block = max(block // 4, 1)
-    _pool_apply_kernel[(triton.cdiv(rows // 4, block),)](
+    tiling = _mapping(rows // 4, channels, 2048)
+    _pool_apply_kernel[(tiling.programs, tiling.groups)](
         x, y, mean, rstd, weight, bias, rows // 4, slope,
-        H=x.shape[2], W=x.shape[3], C=channels, R=block, num_warps=8,
+        H=x.shape[2], W=x.shape[3], C=channels, B=tiling.B, R=tiling.R, num_warps=8,
     )  # fmt: skip
     return y
 
@@ -325,25 +387,28 @@ def normalise_activate_backward(
     dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor, slope: float, pool: bool
 ) -> tuple[Tensor, Tensor]:
     """dx, and the gradients of bias and weight as (2, C)."""
-    rows, channels, block = _shape(x)
+    channels = x.shape[1]
+    rows = x.numel() // channels
     dy = dy.contiguous(memory_format=torch.channels_last)
-    items, block = (rows // 4, max(block // 4, 1)) if pool else (rows, max(block // 2, 1))
+    items = rows // 4 if pool else rows
     sizes = {"H": x.shape[2], "W": x.shape[3]} if pool else {}
     sums, apply = (
         (_pool_backward_sums_kernel, _pool_backward_apply_kernel)
         if pool
         else (_backward_sums_kernel, _backward_apply_kernel)
     )
-    programs = min(_PROGRAMS, triton.cdiv(items, block))
-    partial = torch.empty(programs, 2, channels, dtype=torch.float32, device=x.device)
+    tiling = _summing(items, channels, unroll=1 if pool else 2)
     total = torch.empty(2, channels, dtype=torch.float32, device=x.device)
+    sums[(tiling.programs, tiling.groups)](
+        dy, x, _partial(tiling, x.device), _counter(x.device, tiling.groups), total, mean, rstd, weight, bias, items,
+        slope, C=channels, B=tiling.B, R=tiling.R, U=tiling.U, P=_WARPS * 8, num_warps=_WARPS, **sizes,
+    )  # fmt: skip
     dx = torch.empty_like(x)
-    sums[(programs,)](dy, x, partial, mean, rstd, weight, bias, items, slope, C=channels, R=block, num_warps=8, **sizes)
-    columns = min(channels, 16)
-    _total_kernel[(2 * channels // columns,)](partial, total, programs, C=channels, B=columns, P=128, num_warps=4)
-    apply[(triton.cdiv(items, block),)](
-        dy, x, dx, total, mean, rstd, weight, bias, items, slope, C=channels, R=block, num_warps=8, **sizes
-    )
+    tiling = _mapping(items, channels, 2048 if pool else 4096)
+    apply[(tiling.programs, tiling.groups)](
+        dy, x, dx, total, mean, rstd, weight, bias, items, slope,
+        C=channels, B=tiling.B, R=tiling.R, num_warps=8, **sizes,
+    )  # fmt: skip
     return dx, total
 
 

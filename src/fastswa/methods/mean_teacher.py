@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fastswa.methods.losses import classification, probabilities
 from fastswa.methods.method import Batch, Method, Network, Terms
@@ -23,14 +24,17 @@ class MeanTeacher(Method):
     moves = ("student", "teacher")
     has_teacher = True
 
-    def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:
-        assert teacher is not None
-        output = student(batch.view("student"), batch.noise.scope("student"))
+    def target(self, batch: Batch, teacher: Network) -> Tensor:
         with torch.no_grad():
-            target = probabilities(teacher(batch.view("teacher"), batch.noise.scope("teacher")).logits)
+            return probabilities(teacher(batch.view("teacher"), batch.noise.scope("teacher")).logits)
+
+    def losses(self, batch: Batch, student: Network, target: Tensor | None) -> Terms:
+        assert target is not None
+        output = student(batch.view("student"), batch.noise.scope("student"))
+        joined = batch.join(target, output.logits)
         return {
             "classification": classification(output.logits, batch.labels),
-            "consistency": batch.weight * self.divergence(output.consistency, target).mean(),
+            "consistency": batch.weight * self.divergence(output.consistency, joined).mean(),
             **self.tied(output),
         }
 

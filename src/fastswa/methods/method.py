@@ -35,7 +35,8 @@ class Batch:
 
     `view(name)` draws an augmented view (B, C, H, W), another one for each name; `noise` is the step's
     randomness, to be scoped by pass; `weight` is the consistency weight at this step, a 0-dim tensor;
-    `index` (B,) numbers the images within the training set.
+    `index` (B,) numbers the images within the training set. `join(target, after)` gives the target, which may be
+    still in the making beside the student's pass: `after` is what that pass gave.
     """
 
     labels: Tensor
@@ -43,6 +44,7 @@ class Batch:
     weight: Tensor
     noise: Noise
     view: Callable[[str], Tensor]
+    join: Callable[[Tensor, Tensor], Tensor] = lambda target, after: target
 
 
 Terms = dict[str, Tensor]
@@ -68,7 +70,11 @@ class Method:
         self.divergence = DIVERGENCES[config.divergence]
         self.memory: dict[str, Tensor] = {}
 
-    def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:
+    def target(self, batch: Batch, teacher: Network) -> Tensor:
+        """What the teacher alone says of a batch, without gradient; asked of methods that have one."""
+        raise NotImplementedError
+
+    def losses(self, batch: Batch, student: Network, target: Tensor | None) -> Terms:
         """The weighted terms of one batch by name; their sum is minimised."""
         raise NotImplementedError
 

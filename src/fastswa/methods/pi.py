@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fastswa.methods.losses import classification, probabilities
 from fastswa.methods.method import Batch, Method, Network, Terms
@@ -17,12 +18,12 @@ class Pi(Method):
     settings = frozenset({"weight", "ramp", "divergence", "tie", "both_sides"})
     terms: ClassVar[Mapping[str, str]] = {"classification": "student", "consistency": "student", "tie": "student"}
 
-    def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:
+    def losses(self, batch: Batch, student: Network, target: Tensor | None) -> Terms:
         output = student(batch.view("student"), batch.noise.scope("student"))
         with torch.set_grad_enabled(self.config.both_sides):
-            target = probabilities(student(batch.view("teacher"), batch.noise.scope("teacher")).logits)
+            other = probabilities(student(batch.view("teacher"), batch.noise.scope("teacher")).logits)
         return {
             "classification": classification(output.logits, batch.labels),
-            "consistency": batch.weight * self.divergence(output.consistency, target).mean(),
+            "consistency": batch.weight * self.divergence(output.consistency, other).mean(),
             **self.tied(output),
         }

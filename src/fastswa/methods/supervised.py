@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from fastswa.methods.losses import classification
 from fastswa.methods.method import Batch, Method, Network, Terms
 
@@ -11,6 +13,6 @@ class Supervised(Method):
 
     labelled_only = True
 
-    def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:
+    def losses(self, batch: Batch, student: Network, target: Tensor | None) -> Terms:
         output = student(batch.view("student"), batch.noise.scope("student"))
         return {"classification": classification(output.logits, batch.labels)}

@@ -32,21 +32,21 @@ class TemporalEnsembling(Method):
             "epoch_count": torch.zeros(images),
         }
 
-    def target(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def remembered(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """The corrected targets (B, K) of the images in `index`, and 1 where there is one, else 0: (B,)."""
         updates = self.memory["updates"][index]
         present = (updates > 0).to(updates.dtype)
         correction = 1.0 - self.config.memory_decay ** updates.clamp(min=1.0)
         return self.memory["ensemble"][index] / correction[:, None], present
 
-    def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:
+    def losses(self, batch: Batch, student: Network, target: Tensor | None) -> Terms:
         output = student(batch.view("student"), batch.noise.scope("student"))
-        target, present = self.target(batch.index)
+        past, present = self.remembered(batch.index)
         with torch.no_grad():
-            predicted = probabilities(output.logits).to(target.dtype)
+            predicted = probabilities(output.logits).to(past.dtype)
             self.memory["epoch_sum"].index_add_(0, batch.index, predicted)
             self.memory["epoch_count"].index_add_(0, batch.index, torch.ones_like(present))
-        divergence = self.divergence(output.consistency, target) * present
+        divergence = self.divergence(output.consistency, past) * present
         return {
             "classification": classification(output.logits, batch.labels),
             "consistency": batch.weight * divergence.mean(),

@@ -43,16 +43,16 @@ class VAT(Method):
     settings = frozenset({"weight", "ramp", "tie", "epsilon", "xi", "power_iterations"})
     terms: ClassVar[Mapping[str, str]] = {"classification": "student", "consistency": "student", "tie": "student"}
 
-    def losses(self, batch: Batch, student: Network, teacher: Network | None) -> Terms:
+    def losses(self, batch: Batch, student: Network, target: Tensor | None) -> Terms:
         x, noise = batch.view("student"), batch.noise.scope("student")
         output = student(x, noise)
-        target = probabilities(output.consistency).detach()
+        clean = probabilities(output.consistency).detach()
         disturbance = self.config.epsilon * self._direction(batch, student, x)
         with frozen_statistics(student):
             disturbed = student(x + disturbance, noise).consistency
         return {
             "classification": classification(output.logits, batch.labels),
-            "consistency": batch.weight * kl(disturbed, target).mean(),
+            "consistency": batch.weight * kl(disturbed, clean).mean(),
             **self.extra(batch, output),
             **self.tied(output),
         }

@@ -56,7 +56,10 @@ def normalise(norm: nn.BatchNorm2d, x: Tensor, bias: Tensor | None = None) -> Te
 
 
 def norm_leaky_relu(norm: nn.BatchNorm2d, x: Tensor, bias: Tensor | None, slope: float, pool: bool = False) -> Tensor:
-    """LeakyReLU of `normalise(norm, x, bias)`, and with `pool` its 2x2 maxima; fused where a GPU allows it."""
+    """LeakyReLU of `normalise(norm, x, bias)`, and with `pool` its 2x2 maxima; fused where a GPU allows it.
+
+    A slope of 0 makes it a ReLU, one of 1 leaves the norm alone.
+    """
     if norm.training and norm.momentum is not None and kernels.fusable(x, pool):
         from fastswa.kernels.norm import batch_statistics, normalise_activate
 
@@ -70,7 +73,9 @@ def norm_leaky_relu(norm: nn.BatchNorm2d, x: Tensor, bias: Tensor | None, slope:
             norm.eps,
         )
         return normalise_activate(x, mean, rstd, norm.weight, norm.bias, slope, pool)
-    x = F.leaky_relu(normalise(norm, x, bias), slope)
+    x = normalise(norm, x, bias)
+    if slope != 1:
+        x = F.leaky_relu(x, slope) if slope else F.relu(x)
     return F.max_pool2d(x, 2) if pool else x
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastswa.models.network import Heads, Output, normalise
+from fastswa.models.network import Heads, Output, norm_leaky_relu
 from fastswa.noise import Noise
 
 
@@ -40,8 +40,8 @@ class _Branch(nn.Module):
         self.norm2 = nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = normalise(self.norm1, self.conv1(F.relu(x)))
-        return normalise(self.norm2, self.conv2(F.relu(x)))
+        x = norm_leaky_relu(self.norm1, self.conv1(F.relu(x)), None, 0.0)
+        return norm_leaky_relu(self.norm2, self.conv2(x), None, 1.0)
 
 
 class _Widen(nn.Module):
@@ -53,7 +53,7 @@ class _Widen(nn.Module):
         self.norm = nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return normalise(self.norm, self.conv(x))
+        return norm_leaky_relu(self.norm, self.conv(x), None, 1.0)
 
 
 class _Downsample(nn.Module):
@@ -67,7 +67,7 @@ class _Downsample(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         even = x[:, :, 0::2, 0::2]
         odd = x[:, :, 1::2, 1::2]
-        return normalise(self.norm, self.conv(F.relu(torch.cat([even, odd], dim=1))))
+        return norm_leaky_relu(self.norm, self.conv(F.relu(torch.cat([even, odd], dim=1))), None, 1.0)
 
 
 class _Block(nn.Module):

@@ -56,7 +56,7 @@ def _check_gradients(step: Step, values: StepValues) -> None:
     teacher = state.teacher if state.teacher is not None else nn.Module()
     teacher.requires_grad_(True)
     try:
-        _check_terms(state, step.losses(values), list(teacher.parameters()))
+        _check_terms(state, step.losses(values, step.target(values)), list(teacher.parameters()))
     finally:
         teacher.requires_grad_(False)
 

@@ -7,10 +7,12 @@ captured; the learning rate, weights and random words come from the feed's row u
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from fastswa import beside
 from fastswa.data.augment import Augment
 from fastswa.methods.method import Batch, Terms
 from fastswa.noise import Noise
@@ -22,6 +24,7 @@ from fastswa.training.state import State, preserved
 class Step:
     """Gather, augment, both passes, backward, SGD, teacher, metrics.
 
+    `beside` lets the teacher's pass and the student's overlap on a GPU.
     `pixels` is (N, H, W, C) uint8; `labels` is (N,) int64 and knows nothing of the unlabelled images' labels.
     """
 
@@ -30,31 +33,50 @@ class Step:
     ) -> None:
         self.state, self.feed, self.augment = state, feed, augment
         self.pixels, self.labels, self.compute = pixels, labels, compute
+        self.beside = False
 
     def __call__(self) -> None:
         self.run(self.feed.take())
 
-    def losses(self, values: StepValues) -> Terms:
-        """The method's terms for one row of the feed."""
-        state, noise = self.state, Noise(values.words)
+    def batch(self, values: StepValues) -> Batch:
+        """One row of the feed as the method sees it."""
+        noise = Noise(values.words)
 
         def view(name: str) -> Tensor:
             return self.augment.view(self.pixels, values.images, noise.scope(f"view/{name}"))
 
-        batch = Batch(
+        return Batch(
             labels=self.labels[values.images[: self.feed.plan.labelled]],
             index=values.images,
             weight=values.consistency_weight,
             noise=noise,
             view=view,
         )
+
+    def target(self, values: StepValues) -> Tensor | None:
+        """What the teacher says of one row of the feed, where there is one."""
+        if self.state.teacher is None:
+            return None
         with self.compute.arithmetic():
-            return state.method.losses(batch, state.student, state.teacher)
+            return self.state.method.target(self.batch(values), self.state.teacher)
+
+    def losses(self, values: StepValues, target: Tensor | None) -> Terms:
+        """The method's terms for one row of the feed."""
+        batch = self.batch(values)
+        if self.beside:
+            batch = replace(batch, join=beside.join)
+        with self.compute.arithmetic():
+            return self.state.method.losses(batch, self.state.student, target)
 
     def run(self, values: StepValues) -> None:
         """One step with the given values."""
         state = self.state
-        terms = self.losses(values)
+        if self.beside:
+            with beside.stream(values.images.device):
+                target = self.target(values)
+        else:
+            target = self.target(values)
+        terms = self.losses(values, target)
         loss = torch.stack(list(terms.values())).sum()
         gradients = torch.autograd.grad(loss, state.optimiser.parameters, allow_unused=True, materialize_grads=True)
         self.update(gradients, values.learning_rate, values.teacher_rate)
@@ -70,10 +92,12 @@ class Step:
 def launcher(step: Step, compute: Compute) -> Callable[[], None]:
     """What launches one step: the step itself, or the replay of its capture; `compiled` fuses its parts first."""
     if compute.engine == "compiled":
+        step.target = torch.compile(step.target)  # type: ignore[method-assign]
         step.losses = torch.compile(step.losses)  # type: ignore[method-assign]
         step.update = torch.compile(step.update)  # type: ignore[method-assign]
     if compute.engine == "eager" or compute.device.type != "cuda":
         return step
+    step.beside = step.state.teacher is not None
     return _capture(step)
 
 

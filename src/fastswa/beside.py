@@ -1,0 +1,41 @@
+"""Work beside other work on one GPU: a second stream, and the place where the first waits for it.
+
+The wait is an operation of its own, so that it keeps its place when torch.compile turns the code around it into one
+graph of kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+_streams: dict[torch.device, torch.cuda.Stream] = {}
+_done: dict[torch.device, torch.cuda.Event] = {}
+
+
+@contextmanager
+def stream(device: torch.device) -> Iterator[None]:
+    """What runs inside goes to the second stream; what it makes may be used after `join`."""
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device)
+    side = _streams[device]
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        yield
+    _done[device] = torch.cuda.Event()
+    _done[device].record(side)
+
+
+@torch.library.custom_op("fastswa::join", mutates_args=())
+def join(made: Tensor, after: Tensor) -> Tensor:
+    """`made` on the second stream, for use on this one: waits for it, at the point where `after` is computed."""
+    torch.cuda.current_stream(made.device).wait_event(_done[made.device])
+    return made.clone()
+
+
+@join.register_fake
+def _(made: Tensor, after: Tensor) -> Tensor:
+    return torch.empty_like(made)
