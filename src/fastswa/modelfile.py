@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from fastswa import models
 from fastswa.averaging import canonical, unwrap
 from fastswa.data.augment import Augment
+from fastswa.data.decode import RULES, read_array, read_image, read_picture
 from fastswa.data.features import standardised
 from fastswa.errors import RequestError
 from fastswa.evaluate import evaluating
+from fastswa.registry import nearest
+
+# One image in any form that `TrainedModel.predict` takes.
+Picture = np.ndarray | Tensor | Image.Image | str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a model file says of its network; `features` where its inputs are feature vectors of any range."""
+    """What a model file says of its network; `features` where its inputs are feature vectors of any range.
+
+    Logits are divided by `temperature`. `folded` where weight norm is folded into the weights. `decoding` is the
+    number of the rules by which image files become (C, H, W) uint8 of `shape` (data/decode.py).
+    """
 
     architecture: str
     classes: tuple[str, ...]
@@ -37,18 +49,32 @@ class ModelFacts:
     network: str = "student"
     epoch: float = 0.0
     features: bool = False
+    temperature: float = 1.0
+    folded: bool = False
+    decoding: int = RULES
 
     def of(self, network: str) -> ModelFacts:
         return replace(self, network=network)
 
     def build(self) -> nn.Module:
-        return models.build(
+        network = models.build(
             self.architecture,
             channels=self.shape[0],
             classes=len(self.classes),
             heads=self.heads,
             **self.options,
         )
+        return folded(network) if self.folded else network
+
+
+def folded(network: nn.Module) -> nn.Module:
+    """A copy in evaluation mode whose parametrised weights (weight norm) are plain tensors of the same value."""
+    plain = copy.deepcopy(unwrap(network)).eval()
+    for module in plain.modules():
+        if parametrize.is_parametrized(module):
+            for name in list(module.parametrizations):  # type: ignore[arg-type]
+                parametrize.remove_parametrizations(module, name)
+    return plain
 
 
 def save_model(path: Path, network: nn.Module, facts: ModelFacts) -> None:
@@ -57,6 +83,16 @@ def save_model(path: Path, network: nn.Module, facts: ModelFacts) -> None:
         canonical(name): tensor.detach().cpu().contiguous().clone()
         for name, tensor in unwrap(network).state_dict().items()
     }
+    _write(path, tensors, facts)
+
+
+def save_temperature(path: Path, temperature: float) -> None:
+    """Have a model file's logits divided by `temperature`."""
+    facts, tensors = _read(path)
+    _write(path, tensors, replace(facts, temperature=temperature))
+
+
+def _write(path: Path, tensors: dict[str, Tensor], facts: ModelFacts) -> None:
     temporary = path.with_name(f".{path.name}.writing")
     save_file(tensors, temporary, metadata={"fastswa": json.dumps(asdict(facts))})
     os.replace(temporary, path)
@@ -88,9 +124,15 @@ def _read(path: Path) -> tuple[ModelFacts, dict[str, Tensor]]:
     try:
         plain = json.loads(metadata["fastswa"])
         lists = {name: tuple(plain[name]) for name in ("classes", "shape", "mean", "std")}
-        return ModelFacts(**{**plain, **lists}), tensors
+        facts = ModelFacts(**{"decoding": 1, **plain, **lists})
     except (KeyError, TypeError, ValueError) as error:
         raise RequestError(f"{path} was not written by this fastswa: its metadata say nothing of a network.") from error
+    if facts.decoding != RULES:
+        raise RequestError(
+            f"{path} was trained on images decoded by rules {facts.decoding}, and this fastswa has rules {RULES}; "
+            "use the fastswa that trained it."
+        )
+    return facts, tensors
 
 
 @dataclass(frozen=True)
@@ -100,6 +142,21 @@ class Prediction:
     labels: np.ndarray
     names: list[str]
     probabilities: np.ndarray
+    classes: tuple[str, ...] = ()
+
+    @property
+    def confidences(self) -> np.ndarray:
+        """(N,) the probability of each image's label."""
+        return self.probabilities.max(axis=1, initial=0.0)
+
+    def top(self, k: int) -> list[list[tuple[str, float]]]:
+        """Each image's `k` likeliest classes with their probabilities, likeliest first."""
+        return [[(self.classes[c], float(row[c])) for c in likeliest(row, k)] for row in self.probabilities]
+
+
+def likeliest(probabilities: np.ndarray, k: int) -> np.ndarray:
+    """The numbers of the `k` largest of (classes,), the first of equals first."""
+    return np.argsort(-probabilities, kind="stable")[:k]
 
 
 class TrainedModel(nn.Module):
@@ -112,36 +169,78 @@ class TrainedModel(nn.Module):
         self.classes = facts.classes
         self.eval()
 
+    @property
+    def device(self) -> torch.device:
+        """Where the network lies."""
+        return next(self.network.parameters()).device
+
+    @property
+    def batch(self) -> int:
+        """Images at a time, fewer where they are larger: at 224x224 a wide layer takes 25 MB for each."""
+        _, height, width = self.facts.shape
+        return max(1, min(1000, (1 << 20) // (height * width)))
+
     def forward(self, pixels: Tensor) -> Tensor:
         """(N, C, H, W) uint8, or (N, F) features where the network takes those, to logits (N, classes)."""
         if self.facts.features:
-            of_features: Tensor = self.network(standardised(pixels, self.facts.mean, self.facts.std)).logits
-            return of_features
-        augment = Augment.normalising(self.facts.mean, self.facts.std, pixels.device)
-        logits: Tensor = self.network(augment.plain(pixels.permute(0, 2, 3, 1))).logits
-        return logits
+            inputs = standardised(pixels, self.facts.mean, self.facts.std)
+        else:
+            augment = Augment.normalising(self.facts.mean, self.facts.std, pixels.device)
+            inputs = augment.plain(pixels.permute(0, 2, 3, 1))
+        logits: Tensor = self.network(inputs).logits
+        return logits if self.facts.temperature == 1.0 else logits / self.facts.temperature
 
-    def predict(self, images: np.ndarray | Tensor | Sequence[np.ndarray], batch: int = 1000) -> Prediction:
-        """The classes of uint8 images: (N, H, W), (N, H, W, C) or (N, C, H, W), or a list of single ones."""
-        pixels = self._pixels(images)
-        device = next(self.network.parameters()).device
+    def logits(self, pixels: Tensor, batch: int | None = None) -> np.ndarray:
+        """(N, classes) float32 for what `forward` takes, some at a time."""
         with evaluating(self):
-            parts = [self(part.to(device)).float().softmax(dim=1).cpu() for part in pixels.split(batch)]
-        probabilities = torch.cat(parts).numpy() if parts else np.zeros((0, len(self.classes)), np.float32)
-        labels = probabilities.argmax(axis=1)
-        return Prediction(labels, [self.classes[label] for label in labels], probabilities)
+            parts = [self(part.to(self.device)).float().cpu().numpy() for part in pixels.split(batch or self.batch)]
+        return np.concatenate(parts) if len(pixels) else np.zeros((0, len(self.classes)), np.float32)
 
-    def _pixels(self, images: np.ndarray | Tensor | Sequence[np.ndarray]) -> Tensor:
-        """Any accepted form as (N, C, H, W) uint8; features as (N, F) float64."""
-        try:
-            array = images.cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
-        except ValueError as error:
-            raise RequestError("the images differ in size; bring them to one.") from error
+    def predict(self, images: Picture | Sequence[Picture], batch: int | None = None) -> Prediction:
+        """The classes of images.
+
+        An array or tensor is a batch of uint8 images of the model's size: (N, H, W), (N, H, W, C) or (N, C, H, W).
+        A list may mix paths, Pillow images and single arrays of any size: each is brought to the model's size
+        and channels as the training images were. `batch` images are in memory at a time.
+        """
+        size = batch or self.batch
+        parts = [np.zeros((0, len(self.classes)), np.float32)]
+        for pixels in self._batches(images, size):
+            parts.append(softmax(self.logits(pixels, size)))
+        probabilities = np.concatenate(parts)
+        labels = probabilities.argmax(axis=1)
+        return Prediction(labels, [self.classes[label] for label in labels], probabilities, self.classes)
+
+    def pixels(self, image: Picture) -> np.ndarray:
+        """One image as (C, H, W) uint8 of the model's size."""
+        channels, *size = self.facts.shape
+        wanted = (size[0], size[1])
+        if isinstance(image, str | os.PathLike):
+            return read_image(os.fspath(image), channels=channels, size=wanted)
+        if isinstance(image, Image.Image):
+            return read_picture(image, channels=channels, size=wanted)
+        return read_array(_array(image), channels=channels, size=wanted)
+
+    def _batches(self, images: Picture | Sequence[Picture], size: int) -> Iterator[Tensor]:
+        """Any accepted form as (n, C, H, W) uint8; features as (N, F) float64."""
+        if self.facts.features or isinstance(images, np.ndarray | Tensor):
+            array = self._whole(images)
+            for start in range(0, len(array), size):
+                # Copied: the strides of an axis of length 1 can choose another convolution, which rounds otherwise.
+                yield torch.from_numpy(np.array(array[start : start + size], order="C"))
+            return
+        pictures = [images] if isinstance(images, str | os.PathLike | Image.Image) else images
+        for start in range(0, len(pictures), size):
+            yield torch.from_numpy(np.stack([self.pixels(picture) for picture in pictures[start : start + size]]))
+
+    def _whole(self, images: Any) -> np.ndarray:
+        """An array as (N, C, H, W) uint8, features as (N, F) float64."""
+        array = _array(images)
         shape, (channels, height, width) = array.shape, self.facts.shape
         if self.facts.features:
             if array.ndim != 2 or array.shape[1] != channels or array.dtype.kind not in "biuf":
                 raise RequestError(f"the model takes numbers of shape (N, {channels}), not {array.dtype} of {shape}.")
-            return torch.from_numpy(array.astype(np.float64))
+            return array.astype(np.float64)
         if array.dtype != np.uint8:
             raise RequestError(f"images must be uint8 (0 to 255), not {array.dtype}.")
         if array.ndim == 3:
@@ -149,20 +248,54 @@ class TrainedModel(nn.Module):
         elif array.ndim == 4 and array.shape[1:] != self.facts.shape:
             array = array.transpose(0, 3, 1, 2)
         if array.ndim != 4 or array.shape[1:] != self.facts.shape:
-            raise RequestError(f"the model takes images of {height}x{width}x{channels}, not an array of shape {shape}.")
-        return torch.from_numpy(np.ascontiguousarray(array))
+            raise RequestError(
+                f"the model takes images of {height}x{width}x{channels}, not an array of shape {shape} "
+                "(a list of images may have any size)."
+            )
+        return array
 
 
-def load_model(path: Path) -> TrainedModel:
-    """The trained model in a run folder or a model file."""
-    if path.is_dir():
-        if (path / "config.toml").is_file() and not (path / "model.safetensors").is_file():
-            raise RequestError(f"{path} has no model yet; finish it with `fastswa resume {path}`.")
-        path = path / "model.safetensors"
-    facts, tensors = _read(path)
-    network = facts.build()
+def _array(images: Any) -> np.ndarray:
     try:
-        network.load_state_dict(tensors)
+        return images.detach().cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
+    except ValueError as error:
+        raise RequestError("the rows differ in length; bring them to one.") from error
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities of logits (N, classes)."""
+    probabilities: np.ndarray = torch.from_numpy(logits).softmax(dim=1).numpy()
+    return probabilities
+
+
+def find_model(path: Path, network: str | None = None) -> Path:
+    """The model file of a run folder, that of one of its networks, or the file itself."""
+    if not path.is_dir():
+        if network is not None:
+            raise RequestError(f"{path} is one model; --network chooses among those of a run folder.")
+        return path
+    file = path / "model.safetensors"
+    if not file.is_file():
+        if (path / "config.toml").is_file():
+            raise RequestError(f"{path} has no model yet; finish it with `fastswa resume {path}`.")
+        several = sorted(path.glob("seed-*/config.toml"))
+        if several:
+            raise RequestError(f"{path} holds the runs of several seeds; name one, such as {several[0].parent}.")
+    if network is None:
+        return file
+    names = [place.stem for place in sorted((path / "models").glob("*.safetensors"))]
+    if network not in names:
+        raise RequestError(f"{path} has no network '{network}'; {nearest(network, names)}")
+    return path / "models" / f"{network}.safetensors"
+
+
+def load_model(path: Path, network: str | None = None) -> TrainedModel:
+    """The trained model in a run folder (of one of its networks, if named) or a model file."""
+    file = find_model(path, network)
+    facts, tensors = _read(file)
+    built = facts.build()
+    try:
+        built.load_state_dict(tensors)
     except RuntimeError as error:
-        raise RequestError(f"{path} does not fit its own architecture {facts.architecture}.") from error
-    return TrainedModel(network, facts)
+        raise RequestError(f"{file} does not fit its own architecture {facts.architecture}.") from error
+    return TrainedModel(built, facts)

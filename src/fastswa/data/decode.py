@@ -76,14 +76,15 @@ def read_array(array: np.ndarray, *, channels: int, size: tuple[int, int]) -> np
     """A uint8 array as (C, H, W): (C, H, W) of that very shape, or else (H, W), (H, W, 1 to 4) or (1 to 4, H, W)."""
     if array.dtype != np.uint8:
         raise RequestError(f"images must be uint8 (0 to 255), not {array.dtype}.")
-    if array.shape == (channels, *size):
+    shape = array.shape
+    if shape == (channels, *size):
         return array
-    if array.ndim == 3 and array.shape[-1] not in _MODES:
+    if array.ndim == 3 and shape[-1] not in _MODES:
         array = array.transpose(1, 2, 0)
     if array.ndim == 2:
         array = array[:, :, None]
     if array.ndim != 3 or array.shape[-1] not in _MODES or 0 in array.shape:
-        raise RequestError(f"an image is (H, W), (H, W, C) or (C, H, W), not an array of shape {array.shape}.")
+        raise RequestError(f"an image is (H, W), (H, W, C) or (C, H, W), not an array of shape {shape}.")
     if array.shape == (*size, channels):
         return np.ascontiguousarray(array.transpose(2, 0, 1))
     height, width, depth = array.shape
