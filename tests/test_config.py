@@ -47,7 +47,11 @@ def refusal(*layers: Mapping[str, Any]) -> str:
         ({"optimizer": {"lr": 1}}, "unknown setting optimizer; did you mean optimiser?"),
         ({"method": {"teacher_decai": 0.9}}, "unknown setting method.teacher_decai; did you mean teacher_decay?"),
         ({"averaging": {"swa": {"kinds": "swa"}}}, "unknown setting averaging.swa.kinds; did you mean kind?"),
-        ({"data": {"qqqqqq": 1}}, "unknown setting data.qqqqqq; there are: channels, root, size, skip_bad, source."),
+        (
+            {"data": {"qqqqqq": 1}},
+            "unknown setting data.qqqqqq; there are: channels, extra, extra_file, extra_images, extra_per_epoch, root, "
+            "size, skip_bad, source.",
+        ),
     ],
 )
 def test_unknown_settings_are_refused_with_the_nearest_name(layer: dict[str, Any], sentence: str) -> None:

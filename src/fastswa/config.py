@@ -33,6 +33,25 @@ class DataConfig(Section):
     )
     channels: Literal["auto", "grey", "rgb"] = Field("auto", description="own images: grey if all are, or as said")
     skip_bad: bool = Field(False, description="leave out own images that cannot be read")
+    extra: str | None = Field(
+        None, description="a second source of unlabelled images: any of the above, an .npy file or tiny_images.bin"
+    )
+    extra_images: Positive | None = Field(
+        None, description="at most this many of the extra images, drawn once by split.seed; none given: all"
+    )
+    extra_file: str | None = Field(
+        None, description="a text file of the extra images to take, one number or FIRST-LAST a line"
+    )
+    extra_per_epoch: Positive | None = Field(
+        None, description="at most this many of the extra images an epoch, drawn anew each time; none given: all"
+    )
+
+    @model_validator(mode="after")
+    def _extra(self) -> DataConfig:
+        for name in ("extra_images", "extra_file", "extra_per_epoch"):
+            if self.extra is None and getattr(self, name) is not None:
+                raise ValueError(f"data.{name} says which extra images to take, but data.extra names no source")
+        return self
 
 
 class SplitConfig(Section):

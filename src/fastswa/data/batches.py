@@ -13,41 +13,80 @@ from fastswa.noise import derive_seed
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How an epoch is cut into batches: each row holds `labelled` labelled images, then unlabelled ones."""
+    """How an epoch is cut into batches: each row holds `labelled` labelled images, then unlabelled ones.
+
+    The training images are numbered from 0 and `extras` extra unlabelled ones from `first_extra` on, of which each
+    epoch draws `extra_per_epoch` anew. With `windowed` only the epoch's draw lies on the device, in that order.
+    """
 
     labelled_images: np.ndarray
     unlabelled_images: np.ndarray
     size: int
     labelled: int
     steps: int
+    first_extra: int = 0
+    extras: int = 0
+    extra_per_epoch: int = 0
+    windowed: bool = False
 
     def epoch(self, seed: int, epoch: int, purpose: str = "batches") -> np.ndarray:
-        """The epoch's index matrix, (steps, size) int64 into the training images."""
+        """The epoch's index matrix, (steps, size) int64: numbers of images."""
+        matrix = self._places(seed, epoch, purpose)
+        if self.extra_per_epoch:
+            extra = matrix >= self.first_extra
+            matrix[extra] = self.first_extra + self.drawn(seed, epoch, purpose)[matrix[extra] - self.first_extra]
+        return matrix
+
+    def rows(self, seed: int, epoch: int) -> np.ndarray:
+        """The same matrix as rows of the images on the device."""
+        return self._places(seed, epoch, "batches") if self.windowed else self.epoch(seed, epoch)
+
+    def drawn(self, seed: int, epoch: int, purpose: str = "batches") -> np.ndarray:
+        """The epoch's extra images, (extra_per_epoch,) int64, counted from 0 and sorted."""
+        if self.extra_per_epoch == self.extras:
+            return np.arange(self.extras)
+        rng = np.random.default_rng(derive_seed(seed, f"{purpose}/extra", epoch))
+        return np.sort(rng.choice(self.extras, self.extra_per_epoch, replace=False, shuffle=False))
+
+    def _places(self, seed: int, epoch: int, purpose: str) -> np.ndarray:
+        """The epoch's matrix with the extra images numbered by their place in the draw."""
         rng = np.random.default_rng(derive_seed(seed, purpose, epoch))
-        unlabelled = _chain(rng, self.unlabelled_images, self.steps * (self.size - self.labelled))
+        pool = self.unlabelled_images
+        if self.extra_per_epoch:
+            pool = np.concatenate([pool, np.arange(self.first_extra, self.first_extra + self.extra_per_epoch)])
+        unlabelled = _chain(rng, pool, self.steps * (self.size - self.labelled))
         labelled = _chain(rng, self.labelled_images, self.steps * self.labelled)
         return np.concatenate([labelled.reshape(self.steps, -1), unlabelled.reshape(self.steps, -1)], axis=1)
 
 
 def plan_batches(
-    split: Split, *, size: int, labelled: int, steps: int | None, labelled_only: bool = False
+    split: Split,
+    *,
+    size: int,
+    labelled: int,
+    steps: int | None,
+    labelled_only: bool = False,
+    first_extra: int = 0,
+    extras: int = 0,
+    extra_per_epoch: int | None = None,
 ) -> BatchPlan:
     """The plan of a run: an epoch is one pass over the unlabelled images, the incomplete last batch dropped.
 
+    The unlabelled images are those of the split and the extra ones, or as many of these as an epoch may draw.
     Where nothing is unlabelled the whole batch is labelled and an epoch is one pass over the labelled images.
     `labelled_only` (supervised training) fills whole batches with labelled images for as many steps as the
     other methods take.
     """
     unlabelled = split.unlabelled
-    if len(unlabelled) == 0:
+    drawn = extras if extra_per_epoch is None else min(extra_per_epoch, extras)
+    available = len(unlabelled) + drawn
+    if available == 0:
         labelled = size
     if labelled < 1 or len(split.labelled) == 0:
         raise RequestError("a batch holds no labelled image; give batch.labelled and split.labels at least 1.")
-    if len(unlabelled) and labelled == size and not labelled_only:
+    if available and labelled == size and not labelled_only:
         raise RequestError(f"batch.labelled ({labelled}) leaves no room for unlabelled images in a batch of {size}.")
-    pool, share = (
-        (len(unlabelled), size - labelled) if len(unlabelled) and labelled < size else (len(split.labelled), size)
-    )
+    pool, share = (available, size - labelled) if available and labelled < size else (len(split.labelled), size)
     if share > pool:
         kind = "unlabelled" if share < size else "labelled"
         raise RequestError(
@@ -55,8 +94,8 @@ def plan_batches(
         )
     steps = pool // share if steps is None else steps
     if labelled_only:
-        labelled, unlabelled = size, unlabelled[:0]
-    return BatchPlan(split.labelled, unlabelled, size, labelled, steps)
+        labelled, unlabelled, drawn = size, unlabelled[:0], 0
+    return BatchPlan(split.labelled, unlabelled, size, labelled, steps, first_extra, extras, drawn)
 
 
 def _chain(rng: np.random.Generator, items: np.ndarray, count: int) -> np.ndarray:

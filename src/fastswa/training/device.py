@@ -105,3 +105,16 @@ def settings_of(compute: Compute, threads: int | None = None) -> Iterator[None]:
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
         torch.use_deterministic_algorithms(were_deterministic)
         torch.set_num_threads(threads_before)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that could be taken: of the GPU, or of the machine."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            available = next(line for line in lines if line.startswith("MemAvailable:"))
+        return int(available.split()[1]) * 1024
+    except (OSError, StopIteration):
+        pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 20
+        return pages * 4096 // 2

@@ -50,7 +50,7 @@ class Feed:
         """Bring an epoch's rows to the device and set the cursor on the step at `position`."""
         seed, steps = self.config.seed, self.plan.steps
         first = epoch * steps
-        self.indices.copy_(torch.from_numpy(self.plan.epoch(seed, epoch)))
+        self.indices.copy_(torch.from_numpy(self.plan.rows(seed, epoch)))
         self.words.copy_(torch.from_numpy(step_words(seed, "step", first, steps)))
         self.rates.copy_(torch.from_numpy(self._rates(first, steps)))
         self.cursor.fill_(position)

@@ -73,6 +73,7 @@ class Trainer:
     def check(self) -> None:
         """Probe that the method does what it declares; trips before anything is written."""
         self.feed.load(self.state.step // self.steps_per_epoch)
+        self.material.load_epoch(self.state.step // self.steps_per_epoch)
         probe(self.step)
 
     def train(self, watcher: Watcher) -> None:
@@ -90,6 +91,7 @@ class Trainer:
         while state.step < total:
             epoch, position = divmod(state.step, steps)
             self.feed.load(epoch, position)
+            self.material.load_epoch(epoch)
             stopped = yield from self._run_epoch(launch, steps - position, watcher)
             if state.step % steps == 0:
                 self._epoch_edge(state.step // steps, watcher)
@@ -200,8 +202,8 @@ class Trainer:
 
     def _refresh_forward(self, network: nn.Module, batch: tuple[np.ndarray, np.ndarray]) -> None:
         device = self.compute.device
-        index, noise = torch.from_numpy(batch[0]).to(device), Noise(torch.from_numpy(batch[1]).to(device))
-        view = self.material.augment.view(self.material.pixels, index, noise.scope("view"))
+        noise = Noise(torch.from_numpy(batch[1]).to(device))
+        view = self.material.augment.view(*self.material.batch(batch[0]), noise.scope("view"))
         with self.compute.arithmetic():
             network(view, noise.scope("network"))
 

@@ -22,7 +22,7 @@ from fastswa.training.fork import fork
 from fastswa.training.fork import parent_layer as parent_layer
 from fastswa.training.lanes import Lanes
 from fastswa.training.loop import Trainer, Watcher
-from fastswa.training.setup import load_data, prepare, with_data_defaults
+from fastswa.training.setup import load_data, load_extra_data, prepare, with_data_defaults
 from fastswa.training.state import State, build_state
 from fastswa.training.tensorboard import TensorBoardWatcher
 
@@ -220,9 +220,14 @@ def _trainer(
     config: Config, dataset: Dataset, compute: Compute, folder: RunFolder, say: Say | None = None, *, fresh: bool = True
 ) -> Trainer:
     """Everything a run trains with; `fresh` is False where a checkpoint is about to replace the state."""
-    material = prepare(config, dataset, compute)
+    material = prepare(config, dataset, compute, load_extra_data(config, dataset), say)
     weights = Path(config.start.weights) if fresh and config.start.weights is not None else None
-    state = build_state(config, compute, material.facts, images=len(dataset.train), weights=weights)
+    state = build_state(config, compute, material.facts, images=len(material.pixels), weights=weights)
+    if material.window is not None and state.method.memory:
+        raise RequestError(
+            f"method {config.method.name} remembers every image, so that all have to fit on the device; "
+            "set data.extra_images to less."
+        )
     return Trainer(config, material, state, compute, folder, fingerprint(config))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,21 +15,26 @@ from fastswa.config import Config
 from fastswa.console import progress_bar
 from fastswa.data.augment import Augment
 from fastswa.data.batches import BatchPlan, plan_batches
+from fastswa.data.extra import ExtraImages, load_extra
 from fastswa.data.features import FeatureSet
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
 from fastswa.data.plan import Options
-from fastswa.data.sources import SOURCES, load
+from fastswa.data.sources import SOURCES, load, place
 from fastswa.data.splits import Split, make_split
 from fastswa.errors import RequestError
 from fastswa.evaluate import Evaluator
 from fastswa.methods import method_class
 from fastswa.modelfile import ModelFacts
 from fastswa.training.device import Compute
+from fastswa.training.window import Window, bring_over, empty_images, fill
 
 
 @dataclass(frozen=True)
 class Material:
-    """What a run trains on and is measured by. `labels` hides those of all but the labelled images."""
+    """What a run trains on and is measured by. `labels` hides those of all but the labelled images.
+
+    `pixels` is (N, H, W, C) on the device: the training images, then the extra ones or a `window` on these.
+    """
 
     split: Split
     plan: BatchPlan
@@ -37,6 +43,22 @@ class Material:
     augment: Augment
     evaluators: dict[str, Evaluator]
     facts: ModelFacts
+    window: Window | None = None
+
+    def load_epoch(self, epoch: int) -> None:
+        """Bring over what the epoch's rows refer to and the device does not hold for good."""
+        if self.window is not None:
+            self.window.load(epoch)
+
+    def batch(self, numbers: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Images of any numbers, whichever the epoch: pixels on the device, and the rows (B,) int64 in them."""
+        rows = torch.from_numpy(numbers).to(self.pixels.device)
+        if self.window is None:
+            return self.pixels, rows
+        extra = numbers >= self.plan.first_extra
+        images = self.pixels[rows.where(rows < self.plan.first_extra, 0)]
+        images[torch.from_numpy(extra).to(rows.device)] = self.window.images(numbers[extra] - self.plan.first_extra)
+        return images, torch.arange(len(numbers), device=rows.device)
 
 
 def with_data_defaults(config: Config, dataset: Dataset) -> Config:
@@ -70,6 +92,27 @@ def load_data(config: Config) -> Dataset:
         return load(data.source, Path(data.root), options)
 
 
+def load_extra_data(config: Config, dataset: Dataset) -> ExtraImages | None:
+    """The extra unlabelled images that the configuration names, if any."""
+    data = config.data
+    if data.extra is None:
+        return None
+    if isinstance(dataset.train, FeatureSet):
+        raise RequestError("data.extra: feature vectors take no extra images; leave it out.")
+    if data.extra == data.source:
+        raise RequestError(f"data.extra: {data.extra} is what is trained on already; name another source.")
+    with progress_bar() as progress:
+        return load_extra(
+            data.extra,
+            Path(data.root),
+            dataset.train,
+            options=Options(skip_bad=data.skip_bad, progress=progress),
+            file=None if data.extra_file is None else place(data.extra_file, Path(data.root).expanduser()),
+            images=data.extra_images,
+            seed=config.split.seed or 0,
+        )
+
+
 def split_of(config: Config, dataset: Dataset) -> Split:
     """Which training images are labelled, unlabelled and held out."""
     return make_split(
@@ -82,8 +125,14 @@ def split_of(config: Config, dataset: Dataset) -> Split:
     )
 
 
-def prepare(config: Config, dataset: Dataset, compute: Compute) -> Material:
-    """Split, plan and bring to the device."""
+def prepare(
+    config: Config,
+    dataset: Dataset,
+    compute: Compute,
+    extra: ExtraImages | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Material:
+    """Split, plan and bring to the device; `say` is told where the extra images are held."""
     if len(dataset.classes) < 2:
         raise RequestError(f"{dataset.train.name}: there is one class only; a classifier needs at least two.")
     models.refuse_size(config.model.name, dataset.train.shape)
@@ -94,6 +143,9 @@ def prepare(config: Config, dataset: Dataset, compute: Compute) -> Material:
         labelled=config.batch.labelled,
         steps=config.batch.steps,
         labelled_only=method_class(config.method.name).labelled_only,
+        first_extra=len(dataset.train),
+        extras=0 if extra is None else len(extra),
+        extra_per_epoch=config.data.extra_per_epoch,
     )
     _, height, width = dataset.train.shape
     if config.augment.translate >= min(height, width):
@@ -112,10 +164,13 @@ def prepare(config: Config, dataset: Dataset, compute: Compute) -> Material:
         evaluators["test"] = _evaluator(dataset.test, slice(None), config, augment, compute.device)
     if len(split.validation):
         evaluators["validation"] = _evaluator(dataset.train, split.validation, config, augment, compute.device)
+    pixels, plan, window = bring_over(
+        dataset.train.pixels, extra, plan, config.seed, config.schedule.epochs, compute.device, say
+    )
     return Material(
         split=split,
         plan=plan,
-        pixels=_to_device(dataset.train.pixels, compute.device),
+        pixels=pixels,
         labels=torch.from_numpy(hidden).to(compute.device),
         augment=augment,
         evaluators=evaluators,
@@ -129,6 +184,7 @@ def prepare(config: Config, dataset: Dataset, compute: Compute) -> Material:
             options=network_options(config),
             features=features,
         ),
+        window=window,
     )
 
 
@@ -155,6 +211,4 @@ def _evaluator(
 
 def _to_device(pixels: np.ndarray, device: torch.device) -> Tensor:
     """(N, C, H, W) on the host to (N, H, W, C) on the device."""
-    array = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
-    # A memory map may come through uncopied, and torch takes no read-only array.
-    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
+    return fill(empty_images(len(pixels), pixels, device), pixels)

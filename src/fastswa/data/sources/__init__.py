@@ -35,7 +35,7 @@ def load(source: str, root: Path, options: Options | None = None) -> Dataset:
         module, function = SOURCES[source].split(":")
         dataset: Dataset = getattr(import_module(module), function)(root)
         return dataset
-    path = _place(source, root)
+    path = place(source, root)
     if source.lower().endswith(".npz"):
         from fastswa.data.sources.npz import load_npz
 
@@ -48,7 +48,7 @@ def load(source: str, root: Path, options: Options | None = None) -> Dataset:
 
 def list_files(source: str, root: Path, options: Options | None = None) -> ImageFiles:
     """The image files of a folder or manifest."""
-    path = _place(source, Path(root).expanduser())
+    path = place(source, Path(root).expanduser())
     if path.suffix.lower() in MANIFESTS and not path.is_dir():
         from fastswa.data.sources.manifest import list_manifest
 
@@ -74,7 +74,7 @@ def is_own_data(source: str) -> bool:
     return path.suffix.lower() in (*MANIFESTS, ".npz") or path.is_dir() or "/" in source or "\\" in source
 
 
-def _place(source: str, root: Path) -> Path:
+def place(source: str, root: Path) -> Path:
     """Where a path leads: as given or, if nothing is there, under `root`."""
     path = Path(source).expanduser()
     return root / path if not path.exists() and (root / path).exists() else path

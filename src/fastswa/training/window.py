@@ -1,0 +1,130 @@
+"""Extra images on a device that cannot hold them all: each epoch's draw, read while the epoch before it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastswa.data.batches import BatchPlan
+from fastswa.data.extra import ExtraImages
+from fastswa.errors import RequestError
+from fastswa.training.device import free_memory
+
+_BLOCK = 1 << 26  # bytes that pass through host memory at a time
+
+
+class Window:
+    """The rows of the device's images that an epoch's extra images lie in; their address never changes.
+
+    `draw` gives the numbers of an epoch's images, one a row. A thread reads the next epoch's from their source into
+    host memory (pinned, for a GPU), so that an epoch's start costs one copy: 100,000 CIFAR images are 0.3 GB.
+    """
+
+    def __init__(self, extra: ExtraImages, rows: Tensor, draw: Callable[[int], np.ndarray], epochs: int) -> None:
+        self._extra, self._rows, self._draw, self._epochs = extra, rows, draw, epochs
+        cuda = rows.device.type == "cuda"
+        self._staging = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=cuda)
+        self._copied = torch.cuda.Event() if cuda else None
+        self._reader = ThreadPoolExecutor(1, "extra-images")
+        self._coming: tuple[int, Future[None]] | None = None
+        self._held = -1
+
+    def load(self, epoch: int) -> None:
+        """Bring an epoch's images to the device, and begin to read those of the next."""
+        if epoch == self._held:
+            return
+        if self._coming is None or self._coming[0] != epoch:
+            self._ask(epoch)
+        assert self._coming is not None
+        self._coming[1].result()
+        self._rows.copy_(self._staging, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+        self._held = epoch
+        if epoch + 1 < self._epochs:
+            self._ask(epoch + 1)
+
+    def _ask(self, epoch: int) -> None:
+        self._coming = epoch, self._reader.submit(self._read, epoch)
+
+    def _read(self, epoch: int) -> None:
+        if self._copied is not None:
+            self._copied.synchronize()  # the last copy may still be reading from where this one writes
+        self._extra.read(self._draw(epoch), self._staging.numpy())
+
+    def images(self, numbers: np.ndarray) -> Tensor:
+        """Any extra images, (n, H, W, C) on the device, straight from their source."""
+        images = np.empty((len(numbers), *self._rows.shape[1:]), np.uint8)
+        self._extra.read(numbers, images)
+        return torch.from_numpy(images).to(self._rows.device)
+
+
+def bring_over(
+    train: np.ndarray,
+    extra: ExtraImages | None,
+    plan: BatchPlan,
+    seed: int,
+    epochs: int,
+    device: torch.device,
+    say: Callable[[str], None] | None = None,
+) -> tuple[Tensor, BatchPlan, Window | None]:
+    """The training images (N, C, H, W) and the extra ones as (N, H, W, C) on the device, and the plan that says where.
+
+    All of them are held there where they take no more than half of the memory that is free; otherwise the training
+    images and an epoch's extra ones.
+    """
+    if extra is None or plan.extra_per_epoch == 0:
+        return fill(empty_images(len(train), train, device), train), plan, None
+    size, room = train[:1].nbytes, free_memory(device) // 2
+    windowed = (len(train) + len(extra)) * size > room
+    if windowed and (len(train) + plan.extra_per_epoch) * size > room:
+        fitting = max(room // size - len(train), 0)
+        raise RequestError(
+            f"data.extra: an epoch's {plan.extra_per_epoch:,} extra images take {_gib(plan.extra_per_epoch * size)}, "
+            f"and {device} has room for {fitting:,}; set data.extra_per_epoch or data.extra_images to less."
+        )
+    added = plan.extra_per_epoch if windowed else len(extra)
+    pixels = empty_images(len(train) + added, train, device)
+    fill(pixels, train)
+    if say is not None:
+        drawn = f", {plan.extra_per_epoch:,} of them an epoch" if plan.extra_per_epoch < len(extra) else ""
+        where = f"each epoch's are brought to {device}" if windowed else f"all are held on {device}"
+        say(f"{len(extra):,} extra images of {extra.name}{drawn}; {where} ({_gib(added * size)}).")
+    rows = pixels[len(train) :]
+    if windowed:
+        plan = replace(plan, windowed=True)
+        return pixels, plan, Window(extra, rows, partial(plan.drawn, seed), epochs)
+    for start in range(0, len(extra), max(1, _BLOCK // size)):
+        numbers = np.arange(start, min(start + max(1, _BLOCK // size), len(extra)))
+        block = np.empty((len(numbers), *rows.shape[1:]), np.uint8)
+        extra.read(numbers, block)
+        rows[start : start + len(block)].copy_(torch.from_numpy(block))
+    return pixels, plan, None
+
+
+def empty_images(count: int, like: np.ndarray, device: torch.device) -> Tensor:
+    """(count, H, W, C) on the device, for images as those of `like`, (N, C, H, W)."""
+    _, channels, height, width = like.shape
+    kind = torch.from_numpy(np.empty(0, like.dtype)).dtype
+    return torch.empty((count, height, width, channels), dtype=kind, device=device)
+
+
+def fill(images: Tensor, pixels: np.ndarray) -> Tensor:
+    """The first rows of `images` (N, H, W, C) from `pixels` (n, C, H, W), which may be a memory map, block by block."""
+    step = max(1, _BLOCK // max(pixels[:1].nbytes, 1))
+    for start in range(0, len(pixels), step):
+        block = np.ascontiguousarray(pixels[start : start + step].transpose(0, 2, 3, 1))
+        # A memory map may come through uncopied, and torch takes no read-only array.
+        block = block if block.flags.writeable else block.copy()
+        images[start : start + len(block)].copy_(torch.from_numpy(block))
+    return images
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
