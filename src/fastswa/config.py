@@ -15,6 +15,7 @@ Positive = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
@@ -110,11 +111,23 @@ class MethodConfig(Section):
 
 
 class OptimiserConfig(Section):
-    name: Literal["sgd"] = Field("sgd", description="sgd")
-    lr: NonNegativeFloat = Field(0.1, le=3e38, description="the highest learning rate")
-    momentum: Probability = Field(0.9, description="momentum")
-    nesterov: bool = Field(True, description="Nesterov's form of momentum")
-    weight_decay: NonNegativeFloat = Field(1e-4, description="weight decay, on every parameter")
+    name: Literal["sgd", "adamw"] = Field("sgd", description="sgd or adamw")
+    lr: NonNegativeFloat = Field(0.1, le=3e38, description="the highest learning rate (adamw: 0.001)")
+    momentum: Probability = Field(0.9, description="momentum; adamw: beta 1")
+    nesterov: bool = Field(True, description="sgd: Nesterov's form of momentum")
+    weight_decay: NonNegativeFloat = Field(1e-4, description="weight decay, on every parameter (adamw: 0.01)")
+    beta2: Probability = Field(0.999, description="adamw: decay of the mean of squared gradients")
+    epsilon: PositiveFloat = Field(1e-8, description="adamw: added to the root of that mean")
+    rates: dict[str, NonNegativeFloat] = Field(
+        {}, description="factors on the learning rate of parameters by pattern, such as heads.*=10,block1.*=0.1"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_its_own(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("name") == "adamw":
+            return {"lr": 1e-3, "weight_decay": 1e-2, **values}
+        return values
 
 
 class ScheduleConfig(Section):

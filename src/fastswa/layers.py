@@ -105,8 +105,17 @@ def flag_layer(arguments: Sequence[str], options: Iterable[str] = ()) -> Layer:
                 raise RequestError(f"{token} needs a value.")
             else:
                 value = rest.pop(0)
-        _insert(layer, path, [part for part in value.split(",") if part] if kind is tuple else value)
+        parts = [part for part in value.split(",") if part]
+        _insert(layer, path, parts if kind is tuple else _pairs(token, parts) if kind is dict else value)
     return layer
+
+
+def _pairs(token: str, parts: Sequence[str]) -> dict[str, str]:
+    """NAME=VALUE,… as a table."""
+    for part in parts:
+        if "=" not in part:
+            raise RequestError(f"{token.partition('=')[0]}: '{part}' is not NAME=NUMBER.")
+    return dict(part.rsplit("=", 1) for part in parts)
 
 
 def _insert(layer: Layer, path: str, value: Any) -> None:
@@ -140,7 +149,7 @@ def _generic(path: str) -> str:
 
 
 def _field_type(path: str, options: Iterable[str]) -> type | None:
-    """bool or tuple where the setting is one; refuses names that are not settings."""
+    """bool, tuple or dict where the setting is one; refuses names that are not settings."""
     known = dict(fields())
     if path == "schedule.preset":
         return None
@@ -150,7 +159,8 @@ def _field_type(path: str, options: Iterable[str]) -> type | None:
     annotation = known[_generic(path)].annotation
     if annotation is bool:
         return bool
-    return tuple if getattr(annotation, "__origin__", None) is tuple else None
+    origin = getattr(annotation, "__origin__", None)
+    return origin if origin in (tuple, dict) else None
 
 
 def _expand_preset(layer: Layer) -> Layer:
@@ -175,9 +185,20 @@ def merge(*layers: Mapping[str, Any]) -> Layer:
     return result
 
 
+def _without_other_optimiser(below: Layer, layer: Mapping[str, Any]) -> Layer:
+    """`below` without its settings of an optimiser that `layer` replaces: a rate of SGD's is none for AdamW."""
+    old, new = (table.get("optimiser") for table in (below, layer))
+    if not isinstance(old, dict) or not isinstance(new, dict) or "name" not in new:
+        return below
+    same = new["name"] == old.get("name", "sgd")
+    return below if same else {**below, "optimiser": {}}
+
+
 def build_config(*layers: Mapping[str, Any]) -> Config:
     """One resolved Config from layers of settings, the last winning."""
-    merged = merge(*(_expand_preset(dict(layer)) for layer in layers))
+    merged: Layer = {}
+    for layer in layers:
+        merged = merge(_without_other_optimiser(merged, layer), _expand_preset(dict(layer)))
     _refuse_unknown(merged)
     try:
         return resolved(Config.model_validate(merged))

@@ -18,7 +18,7 @@ from fastswa.methods.method import Method, Terms
 from fastswa.modelfile import ModelFacts, load_weights
 from fastswa.noise import derive_seed
 from fastswa.training.device import Compute
-from fastswa.training.optimiser import SGD
+from fastswa.training.optimiser import Optimiser, build_optimiser
 
 
 @dataclass
@@ -31,7 +31,7 @@ class State:
     student: nn.Module
     teacher: nn.Module | None
     method: Method
-    optimiser: SGD
+    optimiser: Optimiser
     averages: dict[str, AveragedWeights]
     sums: Tensor
     broken: Tensor
@@ -76,8 +76,10 @@ class State:
         found = {"sums": self.sums, "broken": self.broken}
         for name, network in self.networks().items():
             found |= {f"{name}.{key}": tensor for key, tensor in network.state_dict(keep_vars=True).items()}
-        for (key, _), buffer in zip(self.student.named_parameters(), self.optimiser.momentum, strict=True):
-            found[f"momentum.{key}"] = buffer
+        for slot, buffers in self.optimiser.slots.items():
+            for (key, _), buffer in zip(self.student.named_parameters(), buffers, strict=True):
+                found[f"{slot}.{key}"] = buffer
+        found |= self.optimiser.counters
         for name, average in self.averages.items():
             content = average.state_dict()
             for part in ("parameters", "buffers"):
@@ -133,7 +135,7 @@ def build_state(config: Config, compute: Compute, facts: ModelFacts, images: int
         student=student,
         teacher=teacher,
         method=method,
-        optimiser=SGD(list(student.parameters()), config.optimiser),
+        optimiser=build_optimiser(student, config.optimiser),
         averages=averages,
         sums=torch.zeros(8, dtype=torch.float32, device=compute.device),
         broken=torch.zeros((), dtype=torch.bool, device=compute.device),
