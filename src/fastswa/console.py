@@ -133,11 +133,11 @@ class Lane:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+def progress_bar(shown: bool = True) -> Iterator[Callable[[str, int, int], None]]:
     """A bar on stderr for `Options.progress`; it shows itself at the first news, and only on a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+    bar = Progress(*columns, console=console, disable=not (shown and console.is_terminal), transient=True)
     task = bar.add_task("")
 
     def report(what: str, done: int, total: int) -> None:
