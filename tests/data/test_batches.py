@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -140,3 +142,76 @@ def test_steps_can_be_given(labelled_only: bool) -> None:
 def test_batches_that_cannot_be_cut_are_refused(arguments: tuple[int, int, int, int], sentence: str) -> None:
     with pytest.raises(RequestError, match=sentence):
         plan_of(*arguments)
+
+
+def extra_plan(extras: int, per_epoch: int | None, windowed: bool = False, unlabelled: int = 30) -> BatchPlan:
+    """Images 0 .. 39 are labelled, the next `unlabelled` are not, and the extra ones follow."""
+    plan = plan_of(40, unlabelled, 20, 8, first_extra=40 + unlabelled, extras=extras, extra_per_epoch=per_epoch)
+    return replace(plan, windowed=windowed)
+
+
+@pytest.mark.parametrize(
+    ("unlabelled", "extras", "per_epoch", "size", "share", "steps"),
+    [
+        (0, 500_000, 100_000, 128, 64, 1562),  # the paper's CIFAR-100 CNN with 50k labels and extra images
+        (0, 237_203, 100_000, 128, 31, 1030),  # Shake-Shake
+        (0, 60_000, 100_000, 128, 64, 937),  # fewer than an epoch may draw
+        (40_000, 1_000, None, 100, 50, 820),  # unlabelled images of both sources
+    ],
+)
+def test_steps_with_extra_images(
+    unlabelled: int, extras: int, per_epoch: int | None, size: int, share: int, steps: int
+) -> None:
+    options = {"first_extra": 50_000 + unlabelled, "extras": extras, "extra_per_epoch": per_epoch}
+    assert plan_of(50_000, unlabelled, size, share, **options).steps == steps
+
+
+def test_extra_images_are_drawn_anew_each_epoch_and_come_once_in_it() -> None:
+    plan = extra_plan(1000, 90)
+    epochs = [plan.epoch(5, number)[:, 8:].flatten() for number in range(30)]
+    for unlabelled in epochs:
+        assert len(np.unique(unlabelled)) == len(unlabelled) == 120
+        assert (unlabelled >= 70).sum() == 90
+    assert not np.array_equal(np.sort(epochs[0]), np.sort(epochs[1]))
+    seen = np.unique(np.concatenate(epochs))
+    assert seen.min() == 40
+    assert seen.max() <= 1069
+    # Of 1,000 images each is missed by 30 draws of 90 with probability 0.91^30 = 0.059.
+    assert 900 < (seen >= 70).sum() < 980
+    assert np.array_equal(plan.epoch(5, 7), extra_plan(1000, 90).epoch(5, 7))
+    assert not np.array_equal(plan.drawn(5, 0), plan.drawn(5, 0, "refresh"))
+
+
+def test_labelled_images_are_never_extra_ones() -> None:
+    matrix = extra_plan(1000, 90).epoch(0, 0)
+    assert matrix[:, :8].max() < 40
+
+
+def test_rows_of_a_window_are_places_in_the_epochs_draw() -> None:
+    resident, windowed = extra_plan(1000, 90), extra_plan(1000, 90, windowed=True)
+    for epoch in (0, 4):
+        numbers, rows, drawn = windowed.epoch(3, epoch), windowed.rows(3, epoch), windowed.drawn(3, epoch)
+        assert rows.max() < 70 + 90
+        held = np.concatenate([np.arange(70), 70 + drawn])
+        assert np.array_equal(held[rows], numbers)
+        assert np.array_equal(resident.rows(3, epoch), numbers)
+
+
+def test_all_extra_images_are_used_where_an_epoch_may_draw_them() -> None:
+    for per_epoch in (None, 90, 200):
+        unlabelled = extra_plan(90, per_epoch).epoch(0, 0)[:, 8:]
+        assert np.array_equal(np.unique(unlabelled), np.arange(40, 160))
+
+
+def test_a_plan_without_extra_images_is_what_it_was() -> None:
+    """The numbers of an epoch as they were before there were extra images: resumed runs must not notice."""
+    matrix = plan_of(6, 9, 5, 2).epoch(1, 2)
+    assert matrix.tolist() == [[0, 1, 6, 12, 13], [5, 4, 8, 11, 7], [2, 3, 10, 9, 14]]
+    assert np.array_equal(plan_of(6, 9, 5, 2).rows(1, 2), matrix)
+
+
+def test_supervised_training_takes_as_many_steps_with_extra_images() -> None:
+    options = {"first_extra": 70, "extras": 1000, "extra_per_epoch": 90}
+    plan = plan_of(40, 30, 20, 8, labelled_only=True, **options)
+    assert (plan.steps, plan.extra_per_epoch) == (10, 0)
+    assert plan.epoch(0, 0).max() < 40

@@ -167,6 +167,8 @@ def _array(path: Path) -> np.ndarray:
 def _arrays(path: Path) -> np.ndarray:
     """The images of an .npz file: x_unlabelled and x_train, of which one may be missing; no label is read."""
     try:
+        if not zipfile.is_zipfile(path):
+            raise zipfile.BadZipFile("it is not an archive or is truncated")
         with np.load(path, allow_pickle=False) as file:
             found = [_in_order(file[key], f"{path}: {key}") for key in ("x_train", "x_unlabelled") if key in file.files]
     except (OSError, EOFError, ValueError, MemoryError, zipfile.BadZipFile, zlib.error) as error:

@@ -1,0 +1,147 @@
+"""Training with extra unlabelled images: held on the device or brought over epoch by epoch, the run is the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import Command
+from fastswa.config import Config
+from fastswa.errors import RequestError
+from fastswa.training import window
+from fastswa.training.run import RunResult, evaluate_run, train_new
+from tiny_runs import METHODS, StoppingWatcher, assert_same_run, go_on, make_trainer, metrics, tiny
+
+EXTRAS, PER_EPOCH = 400, 150
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Digits-like images in a memory map; every one of them different."""
+    pixels = np.random.default_rng(0).integers(0, 256, (EXTRAS, 8, 8), dtype=np.uint8)
+    np.save(tmp_path / "more.npy", pixels)
+    return tmp_path / "more.npy"
+
+
+def with_extra(source: Path, *changes: dict[str, Any]) -> Config:
+    return tiny({"data": {"extra": str(source), "extra_per_epoch": PER_EPOCH}}, *changes)
+
+
+def train(config: Config, out: Path, watcher: StoppingWatcher | None = None) -> tuple[RunResult, list[str]]:
+    said: list[str] = []
+    return train_new(config, out, watcher or StoppingWatcher(), said.append), said
+
+
+@pytest.fixture
+def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device with room for the training images (64 bytes each) and an epoch's extra ones, not for all."""
+    monkeypatch.setattr(window, "free_memory", lambda device: 2 * 64 * (1297 + PER_EPOCH + 50))
+
+
+def test_a_window_trains_as_if_all_were_held(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, said = train(with_extra(source), tmp_path / "held")
+    assert said == [f"400 extra images of {source}, 150 of them an epoch; all are held on cpu (0.0 GiB)."]
+    monkeypatch.setattr(window, "free_memory", lambda device: 2 * 64 * (1297 + PER_EPOCH + 50))
+    _, said = train(with_extra(source), tmp_path / "window")
+    assert said == [f"400 extra images of {source}, 150 of them an epoch; each epoch's are brought to cpu (0.0 GiB)."]
+    assert_same_run(tmp_path / "window", tmp_path / "held")
+
+
+@pytest.mark.usefixtures("scarce")
+@pytest.mark.parametrize("stop", [4, 6])
+def test_a_run_through_a_window_resumes_exactly(source: Path, tmp_path: Path, stop: int) -> None:
+    """Stopped within an epoch and at its edge."""
+    train(with_extra(source), tmp_path / "whole")
+    train(with_extra(source), tmp_path / "run", StoppingWatcher(stop=stop))
+    result, _ = go_on(tmp_path / "run")
+    assert result.finished
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("scarce")
+def test_the_rows_hold_the_images_that_the_plan_names(source: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(with_extra(source), tmp_path / "run")
+    material, pixels = trainer.material, np.load(source)
+    address = material.pixels.data_ptr()
+    assert len(material.pixels) == 1297 + PER_EPOCH
+    for epoch in (0, 1, 3):
+        material.load_epoch(epoch)
+        numbers, rows = material.plan.epoch(3, epoch), material.plan.rows(3, epoch)
+        extra = numbers >= 1297
+        assert extra.any()
+        held = material.pixels[torch.from_numpy(rows[extra])].numpy()[..., 0]
+        assert np.array_equal(held, pixels[numbers[extra] - 1297])
+    assert material.pixels.data_ptr() == address
+    images, places = material.batch(np.array([0, 1297 + 399, 5, 1297]))
+    assert np.array_equal(images[places].numpy()[[1, 3], ..., 0], pixels[[399, 0]])
+    assert torch.equal(images[places][[0, 2]], material.pixels[[0, 5]])
+
+
+def test_extra_images_change_what_is_learnt_and_their_labels_do_not(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (EXTRAS, 8, 8), dtype=np.uint8)
+    for name, labels in (("a", np.zeros(EXTRAS, int)), ("b", np.arange(EXTRAS) % 7)):
+        np.savez(tmp_path / f"{name}.npz", x_train=pixels, y_train=labels)
+        train(tiny({"data": {"extra": str(tmp_path / f"{name}.npz")}}), tmp_path / name)
+    train(tiny(), tmp_path / "without")
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
+    assert metrics(tmp_path / "a") != metrics(tmp_path / "without")
+
+
+def test_all_images_labelled_and_the_extra_ones_unlabelled(source: Path, tmp_path: Path) -> None:
+    """As in the paper's 50k + extra rows: every unlabelled image of a batch is an extra one."""
+    config = with_extra(source, {"split": {"labels": 1200, "unlabelled": 0}})
+    plan = make_trainer(config, tmp_path / "run").material.plan
+    matrix = plan.epoch(0, 0)
+    assert 0 < plan.labelled < plan.size
+    assert (matrix[:, plan.labelled :] >= 1297).all()
+    assert (matrix[:, : plan.labelled] < 1297).all()
+
+
+@pytest.mark.parametrize("method", ["temporal-ensembling", "pi", "vat", "supervised"])
+def test_every_method_takes_them(source: Path, tmp_path: Path, method: str) -> None:
+    result, said = train(with_extra(source, {"method": METHODS[method]}), tmp_path / "run")
+    assert result.finished
+    assert bool(said) == (method != "supervised")  # which needs none on the device
+
+
+@pytest.mark.usefixtures("scarce")
+def test_a_method_that_remembers_images_needs_all_of_them(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="temporal-ensembling remembers every image, so that all have to fit"):
+        train(with_extra(source, {"method": METHODS["temporal-ensembling"]}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_epoch_that_does_not_fit_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window, "free_memory", lambda device: 2 * 64 * (1297 + 100))
+    with pytest.raises(RequestError) as caught:
+        train(with_extra(source), tmp_path / "run")
+    assert str(caught.value) == (
+        "data.extra: an epoch's 150 extra images take 0.0 GiB, and cpu has room for 100; "
+        "set data.extra_per_epoch or data.extra_images to less."
+    )
+
+
+def test_a_run_is_evaluated_where_its_extra_images_are_gone(source: Path, tmp_path: Path) -> None:
+    train(with_extra(source), tmp_path / "run")
+    source.unlink()
+    assert evaluate_run(tmp_path / "run", "cpu")["test"]["student"]["error"] >= 0
+
+
+def test_mistakes_at_the_command_line(command: Command, source: Path) -> None:
+    digits = ("train", "digits-mean-teacher")
+    answer = command(*digits, "--data.extra", "digits")
+    assert answer == (
+        2,
+        "",
+        "fastswa: data.extra: digits is what is trained on already; name another source.\n",
+    )
+    answer = command(*digits, "--data.extra_per_epoch", "5")
+    assert "data.extra names no source" in answer.err
+    answer = command(*digits, "--data.extra", source, "--data.extra_per_epoch", "0")
+    assert answer.code == 2
+    answer = command(*digits, "--data.extra", "nowhere.npy")
+    assert answer.err == "fastswa: data.extra: there is no nowhere.npy, neither here nor under data.\n"
