@@ -13,6 +13,7 @@ _NAMES = (
     "train",
     "resume",
     "evaluate",
+    "calibrate",
     "predict",
     "recipes",
     "table",
