@@ -103,7 +103,9 @@ def settings_of(compute: Compute, threads: int | None = None) -> Iterator[None]:
         yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
-        torch.use_deterministic_algorithms(were_deterministic)
+        if torch.are_deterministic_algorithms_enabled() != were_deterministic:
+            # Only then: the call imports torch's compiler, which takes seconds.
+            torch.use_deterministic_algorithms(were_deterministic)
         torch.set_num_threads(threads_before)
 
 
