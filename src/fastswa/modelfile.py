@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -56,13 +56,16 @@ class ModelFacts:
     def of(self, network: str) -> ModelFacts:
         return replace(self, network=network)
 
-    def build(self) -> nn.Module:
+    def build(self, pretrained: bool = False) -> nn.Module:
+        """The network, freshly initialised; `pretrained` where it has weights to start from."""
         network = models.build(
             self.architecture,
             channels=self.shape[0],
             classes=len(self.classes),
             heads=self.heads,
+            size=min(self.shape[1:]),
             **self.options,
+            **({"pretrained": True} if pretrained else {}),
         )
         return folded(network) if self.folded else network
 
@@ -94,7 +97,8 @@ def save_temperature(path: Path, temperature: float) -> None:
 
 def _write(path: Path, tensors: dict[str, Tensor], facts: ModelFacts) -> None:
     temporary = path.with_name(f".{path.name}.writing")
-    save_file(tensors, temporary, metadata={"fastswa": json.dumps(asdict(facts))})
+    # Not by save_file, whose files nobody else may read.
+    temporary.write_bytes(save(tensors, metadata={"fastswa": json.dumps(asdict(facts))}))
     os.replace(temporary, path)
 
 

@@ -15,6 +15,7 @@ _NAMES = (
     "evaluate",
     "calibrate",
     "predict",
+    "export",
     "recipes",
     "table",
     "figure",
