@@ -55,11 +55,14 @@ def resume(run: str | Path, *, settings: Mapping[str, Any] | None = None) -> Run
     return resume_run(Path(run), settings or {}, _Quiet(), _warn)
 
 
-def load(run: str | Path) -> TrainedModel:
-    """The trained model of a run folder or a model file: an nn.Module with .classes and .predict(images)."""
+def load(run: str | Path, network: str | None = None) -> TrainedModel:
+    """The trained model of a run folder or a model file: an nn.Module with .classes and .predict(images).
+
+    `network` takes another of a run's networks: "student", "teacher" or an average's name.
+    """
     from fastswa.modelfile import load_model
 
-    return load_model(Path(run))
+    return load_model(Path(run), network)
 
 
 def _warn(message: str) -> None:
