@@ -11,7 +11,7 @@ from made_up import write_result
 from fastswa.errors import RequestError
 from fastswa.layers import build_config
 from fastswa.tables.bars import bars_of
-from fastswa.tables.figures import averaged_epochs, curves, figure, figure_names, rate
+from fastswa.tables.figures import Curve, averaged_epochs, curves, figure, figure_names, rate
 from fastswa.tables.measured import by_row, load_results
 from fastswa.tables.rows import all_rows
 
@@ -39,13 +39,34 @@ def test_swa_averages_where_the_rate_is_lowest() -> None:
         assert rate(schedule, epoch) == pytest.approx(highest)
 
 
-def test_curves_hold_the_epochs_that_all_seeds_have(tmp_path: Path) -> None:
+def drawn(line: Curve) -> list[tuple[float, ...]]:
+    """Epoch, mean, lowest, highest and number of seeds of each point."""
+    return list(
+        zip(*(part.tolist() for part in (line.epochs, line.mean, line.low, line.high, line.seeds)), strict=True)
+    )
+
+
+def test_curves_hold_the_epochs_that_all_seeds_have_which_came_so_far(tmp_path: Path) -> None:
     write_result(tmp_path, PI, 10, {177: {"student": 13.0}, 180: {"student": 12.0, "fast_swa": 11.0}})
     write_result(tmp_path, PI, 11, {180: {"student": 14.0, "fast_swa": 10.0}, 183: {"student": 15.0}})
     found = curves(all_rows()[PI], by_row(load_results(tmp_path))[PI])
     assert list(found) == ["student", "fast-swa"]
-    epochs, errors = found["student"]
-    assert (epochs.tolist(), errors.tolist()) == ([180], [[12.0], [14.0]])
+    assert drawn(found["student"]) == [(180, 13.0, 12.0, 14.0, 2), (183, 15.0, 15.0, 15.0, 1)]
+
+
+def test_runs_that_stop_early_or_repeat_a_seed_do_not_disturb_the_curves(tmp_path: Path) -> None:
+    whole = {epoch: {"student": 20.0 - epoch / 60} for epoch in range(10, 241, 10)}
+    for seed in (10, 11):
+        write_result(tmp_path / "a", PI, seed, whole)
+        write_result(tmp_path / "b", PI, seed, whole)
+    for seed in (10, 12):  # the same seed and another one, to epoch 30 with other evaluations
+        write_result(tmp_path / "b", PI, seed, {epoch: {"student": 50.0} for epoch in range(3, 31, 3)})
+    write_result(tmp_path / "b", PI, 11, whole)
+    a, b = (curves(all_rows()[PI], by_row(load_results(tmp_path / name))[PI])["student"] for name in "ab")
+    assert drawn(a) == drawn(b)
+    assert len(a.epochs) == 24
+    short = [one for one in by_row(load_results(tmp_path / "b"))[PI] if one.epochs == 30]
+    assert len(curves(all_rows()[PI], short)["student"].epochs) == 10  # where there is nothing else
 
 
 def test_bars_are_the_base_and_the_first_common_epoch_of_the_averages(tmp_path: Path) -> None:
@@ -86,4 +107,4 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RequestError, match="cannot write into"):
         figure("schedule", tmp_path, tmp_path / "file")
-    assert len(figure_names()) == 1 + 5 + 50
+    assert len(figure_names()) == 1 + 5 + 59

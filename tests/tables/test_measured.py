@@ -36,6 +36,32 @@ def test_a_repeated_seed_counts_once(tmp_path: Path) -> None:
     assert pooled == Measured({10: 10.5, 11: 12.0}, 180.0)
 
 
+def test_runs_to_other_epochs_leave_a_cell_alone(tmp_path: Path) -> None:
+    """A seed to epoch 30 beside its run to 240, and seeds that only some epochs have."""
+    write_result(tmp_path, MT, 10, {30: {"teacher": 15.0}, 180: {"teacher": 11.0}, 240: {"teacher": 12.0}})
+    write_result(tmp_path, MT, 10, {10: {"teacher": 19.0}, 30: {"teacher": 16.0}})
+    write_result(tmp_path, MT, 11, {180: {"teacher": 11.5}})
+    results = by_row(load_results(tmp_path))[MT]
+    assert len(results) == 3
+    assert measured(results, all_rows()[MT], "teacher", 180) == Measured({10: 11.0, 11: 11.5}, 180.0)
+    assert measured(results, all_rows()[MT], "teacher", 240) == Measured({10: 12.0}, 240.0)
+
+
+def test_minutes_are_a_runs_share_of_the_device(tmp_path: Path) -> None:
+    for seed in (10, 11, 12):
+        write_result(tmp_path, MT, seed, {180: {"teacher": 11.0}}, together=3)
+    pooled = measured(by_row(load_results(tmp_path))[MT], all_rows()[MT], "teacher", 180)
+    assert pooled is not None
+    assert pooled.minutes == pytest.approx(60)
+
+
+def test_extra_images_are_known_by_the_files_name(tmp_path: Path) -> None:
+    tiny = "cifar100-cnn-pi-50k-tiny-237k"
+    write_result(tmp_path, tiny, 10, {180: {"student": 24.0}}, {"data": {"extra": "/big/disk/tiny_images.bin"}})
+    write_result(tmp_path, tiny, 11, {180: {"student": 24.0}}, {"data": {"extra": "mine.npz"}})
+    assert [result.seed for result in by_row(load_results(tmp_path))[tiny]] == [10]
+
+
 @pytest.mark.parametrize(
     ("changes", "row"),
     [

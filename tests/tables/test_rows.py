@@ -10,9 +10,19 @@ import pytest
 from fastswa.config import Config
 from fastswa.layers import build_config, recipe_layer, recipe_names
 from fastswa.tables.published import all_published, published
-from fastswa.tables.rows import TABLES, Row, all_rows, recipe_files, row_of
+from fastswa.tables.rows import TABLES, all_rows, recipe_files, row_of
 
-RUNNABLE = [name for name, row in all_rows().items() if row.runnable]
+ROWS = list(all_rows())
+TINY = [
+    f"cifar100-{network}-{method}-50k-tiny-{count}{schedule}"
+    for network, method, schedule in (
+        ("cnn", "pi", ""),
+        ("cnn", "mean-teacher", ""),
+        ("cnn", "temporal-ensembling", ""),
+        ("shake", "mean-teacher", "-short"),
+    )
+    for count in ("237k", "500k")
+]
 
 # Batch, labelled images in it, learning rate, weight decay, (l, l0, c), (start, every) of SWA and fast-SWA.
 SHORT = ((180, 210, 30), (180, 30), (150, 3))
@@ -36,27 +46,17 @@ def test_the_committed_files_are_the_generated_ones() -> None:
     assert committed == recipe_files(), "run `python benchmarks/make_recipes.py`"
 
 
-def test_there_is_a_recipe_for_every_runnable_row() -> None:
-    assert len(RUNNABLE) == 50
-    assert set(RUNNABLE) == {name for name in recipe_names() if name.startswith("cifar")}
-    extra = {name for name, row in all_rows().items() if not row.runnable}
-    assert extra == {
-        f"cifar100-{network}-{method}-50k-tiny-{count}{schedule}"
-        for network, method, schedule in (
-            ("cnn", "pi", ""),
-            ("cnn", "mean-teacher", ""),
-            ("cnn", "temporal-ensembling", ""),
-            ("shake", "mean-teacher", "-short"),
-        )
-        for count in ("237k", "500k")
-    }
+def test_there_is_a_recipe_for_every_row() -> None:
+    assert len(ROWS) == 59
+    assert set(ROWS) == {name for name in recipe_names() if name.startswith("cifar")}
+    assert {name for name, row in all_rows().items() if row.extra} == set(TINY)
     assert {cell.method for cell in all_published() if cell.table in TABLES and row_of(cell) is None} == {
         "vadd",
         "sntg",
     }
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", ROWS)
 def test_a_recipe_has_the_settings_of_its_experiment(name: str) -> None:
     row, config = all_rows()[name], config_of(name)
     size, labelled, lr, weight_decay, (schedule, swa, fast_swa) = PAPER[row.table]
@@ -65,7 +65,11 @@ def test_a_recipe_has_the_settings_of_its_experiment(name: str) -> None:
         "cnn13" if "cnn" in row.table else "shake-shake-26-2x96d",
     )
     assert config.split.labels == row.labels
-    assert (config.batch.size, config.batch.labelled) == (size, size if row.labels == 50_000 else labelled)
+    if row.extra:
+        labelled = 64 if row.table == "cifar100-cnn" else 31
+    elif row.labels == 50_000:
+        labelled = size
+    assert (config.batch.size, config.batch.labelled) == (size, labelled)
     assert (config.optimiser.lr, config.optimiser.weight_decay) == (lr, weight_decay)
     assert (config.optimiser.momentum, config.optimiser.nesterov) == (0.9, True)
     assert (config.schedule.length, config.schedule.period, config.schedule.cycle) == schedule
@@ -79,7 +83,7 @@ def test_a_recipe_has_the_settings_of_its_experiment(name: str) -> None:
     assert (config.augment.translate, config.augment.flip, config.augment.noise) == (4, True, 0)
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", ROWS)
 def test_every_published_epoch_is_evaluated(name: str) -> None:
     row, config = all_rows()[name], config_of(name)
     for cell in row.cells:
@@ -107,8 +111,9 @@ def test_how_far_recipes_train(name: str, epochs: int) -> None:
 
 
 def test_the_4k_recipes_keep_the_settings_they_came_with() -> None:
-    layers = {name: recipe_layer(name) for name in RUNNABLE if name.startswith("cifar10-cnn") and name.endswith("-4k")}
-    assert len(layers) == 7
+    layers = {name: recipe_layer(name) for name in ROWS if name.startswith("cifar10-cnn") and name.endswith("-4k")}
+    assert len(layers) == 8
+    del layers["cifar10-cnn-mean-teacher-often-4k"]
     methods = {name: layer["method"] for name, layer in layers.items()}
     assert methods == {
         "cifar10-cnn-mean-teacher-4k": {"name": "mean-teacher"},
@@ -126,11 +131,30 @@ def test_the_4k_recipes_keep_the_settings_they_came_with() -> None:
     assert [name for name, layer in layers.items() if "ema" in layer["averaging"]] == ["cifar10-cnn-pi-4k"]
 
 
-def test_extra_images_are_described_though_no_setting_holds_them() -> None:
-    row = Row("cifar100-cnn", "mean-teacher", 50_000, "tiny-500k")
-    assert row in all_rows().values()
-    assert row.layer()["batch"] == {"size": 128, "labelled": 64}
-    assert f"{row.name}.toml" not in recipe_files()
+def test_extra_images_are_at_most_100k_an_epoch_from_a_draw_or_a_list() -> None:
+    """The appendix: at most 100k unlabelled images an epoch; 500k drawn at random, 237k by class names."""
+    for name in TINY:
+        data = config_of(name).data
+        assert (data.extra, data.extra_per_epoch) == ("tiny_images.bin", 100_000)
+        chosen = (500_000, None) if "500k" in name else (None, "tiny-237k.txt")
+        assert (data.extra_images, data.extra_file) == chosen
+        assert "withdrawn" in " ".join(recipe_files()[f"{name}.toml"].replace("\n# ", " ").split())
+
+
+def test_one_recipe_averages_more_and_more_often() -> None:
+    config = config_of("cifar10-cnn-mean-teacher-often-4k")
+    every = {name: (average.start, average.every) for name, average in config.averaging.items()}
+    assert every == {
+        "swa": (180, 30),
+        "fast_swa": (150, 3),
+        "every_epoch": (150, 1),
+        "every_quarter": (150, 0.25),
+        "every_step": (150, 0),
+    }
+    assert config.schedule.epochs == 240
+    plain = config_of("cifar10-cnn-mean-teacher-4k")
+    free = {"averaging": {}, "schedule": plain.schedule, "evaluation": None, "checkpoint": None}
+    assert config.model_copy(update=free) == plain.model_copy(update=free)
 
 
 def test_the_header_names_the_row_and_its_figures() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,7 @@ _ASIDE = {"student": -1, "teacher": 0, "ema": 1, "swa": -0.5, "fast-swa": 0.5}
 
 def figure_names() -> list[str]:
     """What can be drawn: the schedule, a bar plot a table, error against epoch a recipe."""
-    return ["schedule", *TABLES, *(row.name for row in all_rows().values() if row.runnable)]
+    return ["schedule", *TABLES, *all_rows()]
 
 
 def figure(name: str, results: Path | None, out: Path) -> list[Path]:
@@ -41,7 +43,13 @@ def figure(name: str, results: Path | None, out: Path) -> list[Path]:
 
         drawn = draw_bars(name, load_results(results))
     else:
-        drawn = draw_trend(all_rows()[name], by_row(load_results(results)).get(name, []))
+        row, found = all_rows()[name], by_row(load_results(results)).get(name, [])
+        if row.variant == "often":
+            from fastswa.tables.often import draw_often
+
+            drawn = draw_often(row, found)
+        else:
+            drawn = draw_trend(row, found)
     return save(drawn, out, name)
 
 
@@ -137,47 +145,101 @@ def rate(schedule: ScheduleConfig, epoch: float, *, reached: bool = False) -> fl
     return cyclic_cosine(epoch, length=schedule.length, period=schedule.period, cycle=schedule.cycle)
 
 
-def curves(row: Row, results: Sequence[Result]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Error against epoch of each network of a run: epochs (E,), errors (seeds, E) where all seeds have them."""
-    found = {}
-    for network in COLOURS:
-        series = [_series(result, network_name(result, row, network)) for result in results]
-        if not all(series):
-            continue
-        epochs = sorted(set.intersection(*(set(one) for one in series)))
-        if epochs:
-            found[network] = np.array(epochs), np.array([[one[epoch] for epoch in epochs] for one in series])
-    return found
+@dataclass(frozen=True)
+class Curve:
+    """Error against epoch over seeds: everything is (E,); `seeds` counts those that a point is the mean of."""
+
+    epochs: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    seeds: np.ndarray
 
 
-def _series(result: Result, name: str | None) -> dict[int, float]:
-    return {line["epoch"]: line["error"][name] for line in result.metrics if name in line.get("error", {})}
+def curves(row: Row, results: Sequence[Result]) -> dict[str, Curve]:
+    """The curve of each network of a row."""
+    whole = whole_runs(row, results)
+    named = {network: [(one, network_name(one, row, network)) for one in whole] for network in COLOURS}
+    drawn = {network: curve(pairs) for network, pairs in named.items()}
+    return {network: line for network, line in drawn.items() if line is not None}
+
+
+def whole_runs(row: Row, results: Sequence[Result]) -> list[Result]:
+    """The runs that came to the end of the first descent; if none did, all."""
+    return [one for one in results if one.epochs >= row.experiment.length] or list(results)
+
+
+def curve(named: Sequence[tuple[Result, str | None]]) -> Curve | None:
+    """The curve of the network that each run keeps under a name; None where none has it.
+
+    An epoch is drawn if every seed that came so far was measured at it; runs that repeat a seed count as one.
+    """
+    seeds: dict[int, dict[int, list[float]]] = {}
+    for result, name in named:
+        for line in result.metrics:
+            if name in line.get("error", {}):
+                seeds.setdefault(result.seed, {}).setdefault(line["epoch"], []).append(line["error"][name])
+    points = []
+    for epoch in sorted({epoch for series in seeds.values() for epoch in series}):
+        reached = [series for series in seeds.values() if max(series) >= epoch]
+        if all(epoch in series for series in reached):
+            errors = [mean(series[epoch]) for series in reached]
+            points.append((epoch, mean(errors), min(errors), max(errors), len(errors)))
+    return Curve(*np.array(points).T) if points else None
+
+
+def draw_curve(panel: Any, line: Curve, colour: str, label: str) -> None:
+    """Mean and range over seeds; dashed where not all seeds go on."""
+    marker = {"marker": ".", "markersize": 4} if len(line.epochs) < 60 else {}
+    full = int((line.seeds == line.seeds[0]).sum())
+    panel.plot(line.epochs[:full], line.mean[:full], color=colour, label=label, zorder=3, **marker)
+    panel.plot(line.epochs[full - 1 :], line.mean[full - 1 :], color=colour, linestyle="--", zorder=3, **marker)
+    panel.fill_between(line.epochs, line.low, line.high, color=colour, alpha=0.15, lw=0)
 
 
 def draw_trend(row: Row, results: Sequence[Result]) -> Any:
     """Error against epoch for each network, mean and range over seeds, with the paper's figures at their epochs."""
-    if not results:
-        raise RequestError(
-            f"no result of {row.name} is there; train it and keep its figures with benchmarks/record.py first."
-        )
+    refuse_none(row, results)
     measured = curves(row, results)
-    last = max(int(epochs[-1]) for epochs, _ in measured.values())
+    last = max(int(line.epochs[-1]) for line in measured.values())
     drawn, (panel,) = new_figure(1, 7.5, 4.6)
-    for network, (epochs, errors) in measured.items():
-        marker = {"marker": ".", "markersize": 4} if len(epochs) < 60 else {}
-        panel.plot(epochs, errors.mean(axis=0), color=COLOURS[network], label=NAMES[network], zorder=3, **marker)
-        panel.fill_between(epochs, errors.min(axis=0), errors.max(axis=0), color=COLOURS[network], alpha=0.15, lw=0)
+    for network, line in measured.items():
+        draw_curve(panel, line, COLOURS[network], NAMES[network])
     _paper_points(panel, row, last, measured)
     _percent_axis(panel, measured)
-    panel.set_xlim(0, last * 1.04)
-    panel.set_xlabel("epoch")
-    panel.set_ylabel("test error (%)")
-    seeds = sorted({result.seed for result in results})
-    panel.set_title(f"{row.name}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}")
-    panel.grid(alpha=0.25, which="both")
+    epoch_axis(panel, row, 0, last)
+    panel.set_title(titled(row, whole_runs(row, results)))
     panel.legend(frameon=False)
     drawn.tight_layout()
     return drawn
+
+
+def refuse_none(row: Row, results: Sequence[Result]) -> None:
+    """RequestError where there is nothing to draw."""
+    if not results:
+        raise RequestError(
+            f"no result of {row.name} is there; train it with `fastswa sweep` or keep a run's figures with "
+            "benchmarks/record.py first."
+        )
+
+
+def epoch_axis(panel: Any, row: Row, first: int, last: int) -> None:
+    """An axis of epochs with its marks where cycles end."""
+    cycle = PRESETS[row.experiment.preset]["cycle"]
+    step = cycle * max(1, math.ceil((last - first) / cycle / 9))
+    panel.set_xticks(range(first - first % step, last + 1, step))
+    panel.set_xlim(first, last + 0.03 * (last - first))
+    panel.set_xlabel("epoch")
+    panel.set_ylabel("test error (%)")
+    panel.grid(alpha=0.25, which="both")
+
+
+def titled(row: Row, results: Sequence[Result]) -> str:
+    """What a run's figure shows."""
+    seeds = sorted({result.seed for result in results})
+    numbers = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    labels = f"{row.labels:,} labels" + (f" + {row.extra}" if row.extra else "")
+    return f"{row.experiment.title}, {labels}: {row.title}, {numbers}"
 
 
 def _paper_points(panel: Any, row: Row, last: int, measured: Mapping[str, object]) -> None:
@@ -204,10 +266,10 @@ def _paper_points(panel: Any, row: Row, last: int, measured: Mapping[str, object
         panel.plot([], [], "D", color="black", markerfacecolor="white", markersize=6, label="the paper, ± std")
 
 
-def _percent_axis(panel: Any, measured: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
+def _percent_axis(panel: Any, measured: Mapping[str, Curve]) -> None:
     """A logarithmic axis with plain numbers, from below the best; the first steep descent is cut off."""
-    low = min(errors.min() for _, errors in measured.values())
-    high = max(np.quantile(errors, 0.97) for _, errors in measured.values())
+    low = min(line.low.min() for line in measured.values())
+    high = max(np.quantile(line.high, 0.97) for line in measured.values())
     panel.set_yscale("log")
     panel.set_ylim(low * 0.94, max(high, low * 1.3) * 1.05)
     ticks = (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20, 25, 30, 35, 40, 50, 60, 80)

@@ -1,7 +1,8 @@
 """What results/*.json measured, matched to the runs behind the paper's tables.
 
 A file belongs to a run when its settings are the recipe's, but for the seeds and for what a resume may change.
-Averages are told apart by what they average, not by name, so a run may carry any number of others.
+Averages are told apart by what they average, not by name, so a run may carry any number of others. A run that stopped
+early belongs to its row too, and has nothing to say where the others go on.
 """
 
 from __future__ import annotations
@@ -21,24 +22,32 @@ from fastswa.layers import build_config
 from fastswa.tables.rows import Row, all_rows
 
 _FREE = {*RESUMABLE, "seed", "split.seed"}
+# Files, which lie elsewhere on every machine: their names are what counts.
+_FILES = ("data.extra", "data.extra_file")
 
 
 @dataclass(frozen=True)
 class Result:
-    """One file of results/: a run's settings and its evaluations."""
+    """One file of results/: a run's settings and its evaluations; it had `together` - 1 others beside it."""
 
     file: str
     config: Config
     metrics: list[dict[str, Any]]
+    together: int = 1
 
     @property
     def seed(self) -> int:
         return self.config.seed
 
+    @property
+    def epochs(self) -> int:
+        """How far it came."""
+        return max((int(line["epoch"]) for line in self.metrics), default=0)
+
 
 @dataclass(frozen=True)
 class Measured:
-    """Errors in percent by seed, and the minutes that reaching that epoch took on average."""
+    """Errors in percent by seed, and the minutes of the device that reaching that epoch took on average."""
 
     errors: dict[int, float]
     minutes: float
@@ -75,7 +84,8 @@ def load_results(folder: Path | None) -> list[Result]:
             config = build_config(record["config"])
         except RequestError as error:
             raise RequestError(f"{path}: {error}") from error
-        found.append(Result(path.name, config, record["metrics"]))
+        together = (record.get("environment") or {}).get("together", 1)
+        found.append(Result(path.name, config, record["metrics"], together))
     return found
 
 
@@ -85,9 +95,15 @@ def by_row(results: Sequence[Result]) -> dict[str, list[Result]]:
     for result in results:
         ours = _compared(result.config)
         for name, row in all_rows().items():
-            if row.runnable and not _unlike(ours, name):
+            if not _unlike(ours, name) and _has_averages(result, row):
                 grouped[name].append(result)
     return dict(grouped)
+
+
+def _has_averages(result: Result, row: Row) -> bool:
+    """Whether a run carries what a variant is about; of the tables' own rows any part will do."""
+    averages = result.config.averaging.values()
+    return not row.variant or all(average in averages for average in recipe_config(row.name).averaging.values())
 
 
 @cache
@@ -120,6 +136,7 @@ def _recipe_settings(name: str) -> tuple[dict[str, Any], frozenset[str]]:
 
 def _compared(config: Config) -> dict[str, Any]:
     flat = {name: value for name, value in _flat(to_dict(config)).items() if name not in _FREE}
+    flat |= {name: Path(flat[name]).name for name in _FILES if name in flat}
     # Left open, a built-in data set holds no image out.
     return {"split.validation": 0} | {name: value for name, value in flat.items() if not name.startswith("averaging.")}
 
@@ -141,18 +158,22 @@ def network_name(result: Result, row: Row, network: str) -> str | None:
 
 
 def measured(results: Sequence[Result], row: Row, network: str, epoch: int) -> Measured | None:
-    """The errors of a network at an epoch over the seeds; None where no run has them.
+    """The errors of a network at an epoch over the seeds; None where no run has them."""
+    return pooled([(result, network_name(result, row, network)) for result in results], epoch)
+
+
+def pooled(named: Sequence[tuple[Result, str | None]], epoch: int) -> Measured | None:
+    """The errors at an epoch of the network that each run keeps under a name; None where no run has them.
 
     Runs that repeat a seed count as one, with their mean error.
     """
     errors: dict[int, list[float]] = defaultdict(list)
     minutes = []
-    for result in results:
-        name = network_name(result, row, network)
+    for result, name in named:
         for line in result.metrics:
             if line["epoch"] == epoch and name in line.get("error", {}):
                 errors[result.seed].append(line["error"][name])
-                minutes.append(line["seconds"] / 60)
+                minutes.append(line["seconds"] / 60 / result.together)
     if not errors:
         return None
     return Measured({seed: mean(errors[seed]) for seed in sorted(errors)}, mean(minutes))

@@ -95,13 +95,49 @@ METHODS = {
     ),
 }
 
-# What only some tables call for on top of the method: name, title, settings of [method].
+
+@dataclass(frozen=True)
+class Variant:
+    """A run that a figure or a sentence of the paper calls for, and no cell: what it changes of a method's."""
+
+    title: str
+    source: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    averages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    epochs: int | None = None
+    evaluate_every: int | None = None
+
+
 VARIANTS = {
-    "swa-teacher": (
+    "swa-teacher": Variant(
         "Mean Teacher whose teacher is an SWA average from epoch 150 on",
+        "Paper: a figure of the appendix (EMA versus SWA as a teacher), no cell.",
         {"teacher": "swa", "teacher_start": 150},
-    )
+    ),
+    "often": Variant(
+        "Mean Teacher averaged more and more often in one run",
+        "Paper: a sentence (averaging more often than once per epoch did not improve), no cell. "
+        "`fastswa table averaging-often` compares the averages.",
+        averages={
+            "every_epoch": {"kind": "fast-swa", "every": 1},
+            "every_quarter": {"kind": "fast-swa", "every": 0.25},
+            "every_step": {"kind": "fast-swa", "every": 0},
+        },
+        epochs=240,
+        evaluate_every=10,
+    ),
 }
+
+# Extra unlabelled images: settings of [data]. The paper uses at most 100k of them an epoch.
+EXTRA = {
+    "tiny-500k": {"extra": "tiny_images.bin", "extra_images": 500_000, "extra_per_epoch": 100_000},
+    "tiny-237k": {"extra": "tiny_images.bin", "extra_file": "tiny-237k.txt", "extra_per_epoch": 100_000},
+}
+_EXTRA_NOTES = {
+    "tiny-500k": "The extra images are 500,000 of Tiny Images, drawn at random.",
+    "tiny-237k": "The extra images are those of Tiny Images under CIFAR-100's class names, listed in tiny-237k.txt.",
+}
+_WITHDRAWN = "Tiny Images was withdrawn by its authors in 2020: docs/extra-images.md says what to use instead."
 
 # Epochs that cost hours: a recipe stops before them, and a resumed run goes there.
 DISTANT = (1200, 3500)
@@ -131,9 +167,9 @@ class Row:
         return "-".join(part for part in (*parts, labels) if part) + self.experiment.suffix
 
     @property
-    def runnable(self) -> bool:
-        """Whether today's settings can describe the run; extra unlabelled images have none yet."""
-        return not self.extra
+    def title(self) -> str:
+        """What is trained."""
+        return VARIANTS[self.variant].title if self.variant else METHODS[self.method].title
 
     @property
     def cells(self) -> tuple[Published, ...]:
@@ -145,6 +181,8 @@ class Row:
     @property
     def epochs(self) -> int:
         """How far the recipe trains."""
+        if self.variant and (own := VARIANTS[self.variant].epochs) is not None:
+            return own
         known = {cell.epoch for cell in self.cells if cell.epoch is not None} or {self.experiment.length}
         if self.table == "cifar10-cnn" and self.labels == 4000:
             return self.experiment.length
@@ -158,21 +196,22 @@ class Row:
             labelled = experiment.labelled_with_extra or labelled
         elif self.labels == 50_000:
             labelled = experiment.batch
-        variant = VARIANTS[self.variant][1] if self.variant else {}
-        averages = {"swa": {"kind": "swa"}, "fast_swa": {"kind": "fast-swa"}}
+        variant = VARIANTS.get(self.variant, Variant("", ""))
+        averages = {"swa": {"kind": "swa"}, "fast_swa": {"kind": "fast-swa"}, **variant.averages}
         if any(cell.averaging == "ema" for cell in self.cells):
             averages["ema"] = {"kind": "ema"}
+        evaluate_every = variant.evaluate_every or experiment.evaluate_every
         return {
-            "data": {"source": experiment.dataset},
+            "data": {"source": experiment.dataset, **EXTRA.get(self.extra, {})},
             "split": {"labels": self.labels},
             "batch": {"size": experiment.batch, "labelled": labelled},
             "model": {"name": experiment.model, "heads": procedure.heads},
-            "method": {"name": self.method, **procedure.settings, **variant},
+            "method": {"name": self.method, **procedure.settings, **variant.settings},
             "optimiser": {"lr": experiment.lr, "weight_decay": experiment.weight_decay},
             "schedule": {"preset": experiment.preset, "epochs": self.epochs},
             "averaging": averages,
-            "evaluation": {"every": experiment.evaluate_every},
-            "checkpoint": {"every": experiment.evaluate_every},
+            "evaluation": {"every": evaluate_every},
+            "checkpoint": {"every": evaluate_every},
         }
 
     def toml(self) -> str:
@@ -180,21 +219,23 @@ class Row:
         return self._header() + tomli_w.dumps(self.layer())
 
     def _header(self) -> str:
-        title = VARIANTS[self.variant][0] if self.variant else METHODS[self.method].title
+        title = self.title
         if any(cell.averaging == "ema" for cell in self.cells):
             title += ", with its EMA evaluated (Pi EMA)"
         experiment = self.experiment
         labels = f"{self.labels:,} labels" if self.labels < 50_000 else "all 50,000 labels"
+        labels += f" and {self.extra.removeprefix('tiny-')} extra images" if self.extra else ""
         first = f"{experiment.title}, {labels}: {title}, {experiment.preset} schedule."
         source = f"Source: the paper's table {self.table}. {self._figures()}"
-        note = METHODS[self.method].note
-        wrapped = textwrap.wrap(f"{source} {note}".strip(), 116, break_on_hyphens=False)
+        extra = f"{_EXTRA_NOTES[self.extra]} {_WITHDRAWN}" if self.extra else ""
+        notes = " ".join(f"{source} {METHODS[self.method].note} {extra}".split())
+        wrapped = textwrap.wrap(notes, 116, break_on_hyphens=False)
         text = [first, *wrapped, *self._extension()]
         return "".join(f"# {line}\n" for line in text)
 
     def _figures(self) -> str:
         if self.variant:
-            return "Paper: a figure of the appendix (EMA versus SWA as a teacher), no cell."
+            return VARIANTS[self.variant].source
         own = sorted((cell for cell in self.cells if not cell.quoted), key=lambda cell: cell.epoch or 0)
         quoted = [f"{figure(cell)} ({cell.source})" for cell in self.cells if cell.quoted]
         sentences = []
@@ -240,10 +281,10 @@ def row_of(cell: Published) -> Row | None:
 def all_rows() -> dict[str, Row]:
     """Every run behind the CIFAR tables by its name, in the tables' order."""
     rows = [row for table in TABLES for cell in published(table) if (row := row_of(cell)) is not None]
-    rows.append(Row("cifar10-cnn", "mean-teacher", 4000, variant="swa-teacher"))
+    rows += [Row("cifar10-cnn", "mean-teacher", 4000, variant=variant) for variant in VARIANTS]
     return {row.name: row for row in rows}
 
 
 def recipe_files() -> dict[str, str]:
     """The text of every generated recipe by its file's name."""
-    return {f"{row.name}.toml": row.toml() for row in all_rows().values() if row.runnable}
+    return {f"{row.name}.toml": row.toml() for row in all_rows().values()}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastswa.errors import RequestError
-from fastswa.registry import nearest
+from fastswa.registry import nearest, resolve
 from fastswa.tables.measured import Measured, Result, by_row, load_results, measured
 from fastswa.tables.published import Published, published
 from fastswa.tables.rows import TABLES, Row, figure, row_of
@@ -17,6 +17,8 @@ from fastswa.tables.rows import TABLES, Row, figure, row_of
 # The paper repeats each CNN experiment three times (section 5.1).
 PAPER_SEEDS = 3
 NOT_MEASURED = "not measured"
+# Tables that are not cells by labels and method.
+WHOLE = {"soa": "fastswa.tables.soa:soa", "averaging-often": "fastswa.tables.often:often"}
 
 TITLES = {
     "supervised": "Supervised",
@@ -114,7 +116,7 @@ class Sheet:
 
 def table_names() -> list[str]:
     """The tables there are."""
-    return [*TABLES, "soa"]
+    return [*TABLES, *WHOLE]
 
 
 def table(
@@ -129,12 +131,11 @@ def table(
     # No folder of results is no error: the table then says what the paper found, and that nothing is measured.
     if name not in table_names():
         raise RequestError(f"unknown table '{name}'; {nearest(name, table_names())}")
-    if name == "soa":
-        from fastswa.tables.soa import soa
-
+    if name in WHOLE:
         if labels or methods or measured_only:
-            raise RequestError("soa is one row a setting and is shown whole; leave labels, methods and measured out.")
-        return soa(load_results(results))
+            raise RequestError(f"{name} is shown whole; leave labels, methods and measured out.")
+        make: Callable[[Sequence[Result]], Sheet] = resolve("table", name, WHOLE)
+        return make(load_results(results))
     for method in methods:
         known = {cell.method for cell in published(name)}
         if method not in known:
@@ -170,8 +171,6 @@ def _lines_of(cell: Published, cells: Sequence[Published], runs: Mapping[str, Se
     network = _network(cell)
     if cell.quoted and any(not other.quoted and row_of(other) == row for other in cells):
         return [Line(cell, row, network, epoch, remark="quoted")]
-    if not row.runnable:
-        return [Line(cell, row, network, epoch, remark="needs extra images")]
     results = runs.get(row.name, ())
     found = [Line(cell, row, network, epoch, measured(results, row, network, epoch))]
     if network == "teacher":
@@ -204,7 +203,8 @@ def sheet(name: str, found: Sequence[Line]) -> Sheet:
         groups=[line.labels.replace("k", "k labels", 1) for line in found],
         notes=[
             "± is the standard deviation over seeds; diff. is ours less the paper's, in points and in standard errors "
-            "sqrt(s_paper² / 3 + s_ours² / n), with s_ours = s_paper where n = 1; min. is one run up to that epoch.",
+            "sqrt(s_paper² / 3 + s_ours² / n), with s_ours = s_paper where n = 1; min. is one run up to that epoch, or "
+            "its share where several ran at once.",
             f"Rows without an epoch are measured at {experiment.length}, VAT's average as fast-SWA. The paper's MT may "
             "be the student or the EMA: the EMA is compared. What it quotes and also ran is compared with its own row.",
         ],
@@ -257,7 +257,7 @@ _RECORD: dict[str, Callable[[Line], Any]] = {
     "source": lambda line: line.cell.source,
     "paper_error": lambda line: line.cell.error,
     "paper_std": lambda line: line.cell.std,
-    "recipe": lambda line: line.row.name if line.row is not None and line.row.runnable else None,
+    "recipe": lambda line: line.row.name if line.row is not None else None,
     "network": lambda line: line.network,
     "measured_epoch": lambda line: line.epoch,
     "difference": lambda line: rounded(line.difference),

@@ -33,7 +33,8 @@ VERB = Verb(
     "one of the paper's tables with our measured figures beside it",
     {"--labels": True, "--methods": True, "--measured": False, "--format": True, "--results": True, **COMMON},
     details=(
-        "NAME: cifar10-cnn, cifar10-shake-short, cifar10-shake-long, cifar100-cnn, cifar100-shake-short, or soa.\n"
+        "NAME: cifar10-cnn, cifar10-shake-short, cifar10-shake-long, cifar100-cnn, cifar100-shake-short, soa (the\n"
+        "summary) or averaging-often.\n"
         "--format terminal|markdown|csv|json; --measured leaves out the rest; --results FOLDER (results)."
     ),
 )
