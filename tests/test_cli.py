@@ -22,6 +22,7 @@ from fastswa.console import Lane
 from fastswa.layers import build_config, fields, recipe_layer, recipe_names, to_toml
 from fastswa.methods import build as build_method
 from fastswa.models import build as build_network
+from fastswa.registry import nearest
 from fastswa.training.folder import RunFolder
 from fastswa.training.setup import network_options
 from tiny_runs import FLAGS, assert_identical, checkpoints, metrics, models
@@ -32,10 +33,7 @@ METHODS = "mean-teacher, pi, supervised, temporal-ensembling, vat, vat-entmin"
 # What is typed in a folder with `place`'s files, and the one sentence that answers it with exit code 2.
 WRONG = {
     "trian": "unknown command 'trian'; did you mean train?",
-    "--verion": (
-        "unknown command '--verion'; "
-        "there are: bench, check, data, demo, evaluate, figure, recipes, resume, table, train."
-    ),
+    "--verion": "unknown command '--verion'; " + nearest("--verion", cli.VERBS),
     "train digits-mean-teacher --model cnn13": "model.name: cnn13 takes images of at least 12x12, not 8x8.",
     "train": "name a recipe (`fastswa recipes` lists them), or give --config FILE or --from RUN.",
     "train digits-meen-teacher": "unknown recipe 'digits-meen-teacher'; did you mean digits-mean-teacher?",
@@ -307,7 +305,8 @@ def test_train_resume_and_evaluate_answer_in_json(command: Command, finished: Pa
 def test_people_get_a_line_and_a_table(command: Command, tmp_path: Path) -> None:
     run = tmp_path / "run"
     answer = command(*TRAIN.split(), "--out", run, *FLAGS, "--epochs", "2")
-    assert answer.out == f"{run}: done; the model to use is {run}/model.safetensors\n"
+    done = f"{run}: done; the model to use is {run}/model.safetensors\n"
+    assert answer.out == f"{done}{run}: the report is {run}/report.html\n"
     line = metrics(run)[-1]
     shown = {"student": "student", "teacher": "teacher", "swa": "SWA", "fast_swa": "fast-SWA", "ema": "EMA"}
     figures = "  ".join(f"{shown[name]} {error:.2f}%" for name, error in line["error"].items())
@@ -365,7 +364,8 @@ def test_runs_get_a_folder_of_their_own(command: Command, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     for folder in ("digits-mean-teacher-seed-3", "digits-mean-teacher-seed-3-2"):
         answer = command(*TRAIN.split(), *FLAGS, "--epochs", "0")
-        assert answer.out == f"runs/{folder}: done; the model to use is runs/{folder}/model.safetensors\n"
+        done = f"runs/{folder}: done; the model to use is runs/{folder}/model.safetensors\n"
+        assert answer.out == f"{done}runs/{folder}: the report is runs/{folder}/report.html\n"
         assert (tmp_path / "runs" / folder / "config.toml").is_file()
 
 

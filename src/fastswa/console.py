@@ -86,8 +86,8 @@ class ConsoleWatcher:
     def should_stop(self) -> bool:
         return self.interrupted or time.monotonic() > self._deadline
 
-    def conclude(self, path: Path, results: Sequence[RunResult], as_json: bool) -> int:
-        """Say how one run, or several seeds under one folder, ended; the exit code."""
+    def conclude(self, path: Path, results: Sequence[RunResult], as_json: bool, report: Path | None = None) -> int:
+        """Say how one run, or several seeds under one folder, ended and where their report is; the exit code."""
         finished = all(result.finished for result in results)
         if as_json:
             for result in results:
@@ -97,6 +97,8 @@ class ConsoleWatcher:
             print(f"{path}: done; the model to use is {results[0].path / 'model.safetensors'}")
         elif finished:
             print(f"{path}: done; mean and std over {len(results)} seeds are in {path / 'summary.json'}")
+        if report is not None and not as_json:
+            print(f"{path}: the report is {report}")
         if not finished:
             say(f"stopped and saved; go on with `fastswa resume {path}`.")
         return 1 if self.interrupted and not finished else 0

@@ -16,6 +16,7 @@ _NAMES = (
     "calibrate",
     "predict",
     "export",
+    "report",
     "recipes",
     "table",
     "figure",

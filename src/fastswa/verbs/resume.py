@@ -9,6 +9,7 @@ from fastswa.arguments import RUN, Arguments, Verb
 
 def run(arguments: Arguments) -> int:
     from fastswa.console import ConsoleWatcher, say
+    from fastswa.report.after import report_after_training
     from fastswa.layers import flag_layer
     from fastswa.training.run import resume
     from fastswa.training.seeds import resume_seeds, seeds_under
@@ -21,7 +22,8 @@ def run(arguments: Arguments) -> int:
             results = resume_seeds(path, changes, lanes, say)
         else:
             results = [resume(path, changes, watcher.lane(str(path)), say)]
-    return watcher.conclude(path, results, as_json="--json" in arguments)
+    report = None if "--no-report" in arguments else report_after_training(path, results, say)
+    return watcher.conclude(path, results, "--json" in arguments, report)
 
 
 VERB = Verb(

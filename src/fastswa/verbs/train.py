@@ -34,6 +34,7 @@ def run(arguments: Arguments) -> int:
         print(to_toml(config), end="")
         return 0
     from fastswa.console import ConsoleWatcher, say
+    from fastswa.report.after import report_after_training
     from fastswa.training.run import train_new
     from fastswa.training.seeds import train_seeds
 
@@ -50,7 +51,8 @@ def run(arguments: Arguments) -> int:
             results = train_seeds(configs, out, lanes, say)
         else:
             results = [train_new(config, out, watcher.lane(str(out)), say)]
-    return watcher.conclude(out, results, as_json="--json" in arguments)
+    report = None if "--no-report" in arguments else report_after_training(out, results, say)
+    return watcher.conclude(out, results, "--json" in arguments, report)
 
 
 VERB = Verb(
@@ -62,6 +64,7 @@ VERB = Verb(
     details=(
         "RECIPE < --config FILE < settings; --print-config shows what would run.\n"
         "--from RUN[@EPOCH] forks a run; --stop-after MINUTES saves and ends before a limit.\n"
-        "--seeds 10,11,12 trains one run a seed and writes their mean and std to summary.json."
+        "--seeds 10,11,12 trains one run a seed and writes their mean and std to summary.json.\n"
+        "A finished run gets a report.html (--no-report leaves it out)."
     ),
 )

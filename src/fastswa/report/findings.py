@@ -1,0 +1,204 @@
+"""What a run's model makes of its images: confusions, calibration, mistakes, doubts, and what to label next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+
+from fastswa.config import DeviceConfig
+from fastswa.data.features import FeatureSet
+from fastswa.data.images import Dataset, ImageSet
+from fastswa.data.splits import Split
+from fastswa.errors import RequestError
+from fastswa.modelfile import TrainedModel, load_model
+from fastswa.report.calibration import Reliability, reliability
+from fastswa.report.confusion import confusion_matrix
+from fastswa.report.predictions import Predictions, features, predict
+from fastswa.report.record import RunRecord
+from fastswa.report.suggest import SURE, suggest
+from fastswa.report.thumbnails import thumbnail
+from fastswa.training.device import Compute, choose_compute, settings_of
+from fastswa.training.setup import load_data, split_of
+
+SHOWN = 24
+_LABELLED_COMPARED = 2000
+
+
+@dataclass(frozen=True)
+class Example:
+    """One image: its number in its set, its file where it has one, a thumbnail, what it is and what was said."""
+
+    number: int
+    file: str | None
+    picture: str | None
+    true: str | None
+    first: str
+    confidence: float
+    second: str
+    runner_up: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """On labelled images that were not trained on: `images` says which set."""
+
+    images: str
+    count: int
+    matrix: np.ndarray
+    reliability: Reliability
+    mistakes: list[Example]
+
+    @property
+    def error(self) -> float:
+        """In percent."""
+        return 100.0 * (1.0 - np.trace(self.matrix) / self.count)
+
+
+@dataclass(frozen=True)
+class Doubts:
+    """On `looked_at` of `count` unlabelled images: how many are unsure, the least certain, and what to label next."""
+
+    count: int
+    looked_at: int
+    unsure: int
+    uncertain: list[Example]
+    suggested: list[Example]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """`counts` are the images of each part of the data; `leaks` the test images that are labelled ones as well."""
+
+    network: str
+    epoch: float
+    temperature: float
+    parameters: int
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]
+    counts: dict[str, int]
+    measured: Measured | None
+    doubts: Doubts | None
+    leaks: int
+
+
+def look_at(run: RunRecord, device: str, *, suggestions: int, unlabelled: int) -> Findings:
+    """Have the run's model look at its images again, at most `unlabelled` of those without labels.
+
+    Refuses where there is no model yet or the images are not what they were.
+    """
+    model = load_model(run.path)
+    dataset = load_data(run.config)
+    if dataset.train.shape != model.facts.shape or dataset.classes != model.classes:
+        raise RequestError("the images are no longer those of the run: their size or their classes differ")
+    split = split_of(run.config, dataset)
+    compute = choose_compute(DeviceConfig(name=device))
+    with settings_of(compute, run.config.device.threads):
+        model.to(compute.device)
+        return Findings(
+            network=model.facts.network,
+            epoch=model.facts.epoch,
+            temperature=model.facts.temperature,
+            parameters=sum(parameter.numel() for parameter in model.network.parameters()),
+            classes=model.classes,
+            shape=model.facts.shape,
+            counts={
+                "labelled": len(split.labelled),
+                "unlabelled": len(split.unlabelled),
+                "validation": len(split.validation),
+                "test": 0 if dataset.test is None else len(dataset.test),
+            },
+            measured=_measure(model, dataset, split, compute),
+            doubts=_doubts(model, dataset.train, split, compute, run.config.seed, suggestions, unlabelled),
+            leaks=_leaks(dataset, split),
+        )
+
+
+def _measure(model: TrainedModel, dataset: Dataset, split: Split, compute: Compute) -> Measured | None:
+    """On the test images or, where there are none, those held out for validation."""
+    if dataset.test is not None:
+        name, images, rows = "test", dataset.test, np.arange(len(dataset.test))
+    else:
+        name, images, rows = "validation", dataset.train, split.validation
+    if len(rows) == 0:
+        return None
+    said, labels = predict(model, images, rows, compute), images.labels[rows]
+    wrong = np.flatnonzero(said.first != labels)
+    worst = wrong[np.argsort(-said.confidence[wrong], kind="stable")][:SHOWN]
+    return Measured(
+        images=name,
+        count=len(rows),
+        matrix=confusion_matrix(labels, said.first, len(model.classes)),
+        reliability=reliability(said.confidence, said.first == labels),
+        mistakes=[_example(images, rows, said, position, known=True) for position in worst],
+    )
+
+
+def _doubts(
+    model: TrainedModel,
+    images: ImageSet,
+    split: Split,
+    compute: Compute,
+    seed: int,
+    suggestions: int,
+    most: int,
+) -> Doubts | None:
+    rows = split.unlabelled
+    if len(rows) == 0:
+        return None
+    if len(rows) > most:
+        rows = np.sort(np.random.default_rng([seed, 1]).choice(rows, most, replace=False))
+    said = predict(model, images, rows, compute)
+    least = np.argsort(said.margin, kind="stable")[:SHOWN]
+    labelled = split.labelled
+    counts = np.bincount(images.labels[labelled], minlength=len(model.classes))
+    if len(labelled) > _LABELLED_COMPARED:
+        labelled = np.sort(np.random.default_rng([seed, 2]).choice(labelled, _LABELLED_COMPARED, replace=False))
+    wanted = suggest(
+        said,
+        lambda positions: features(model, images, rows[positions], compute),
+        features(model, images, labelled, compute),
+        counts,
+        suggestions,
+    )
+    return Doubts(
+        count=len(split.unlabelled),
+        looked_at=len(rows),
+        unsure=int((said.confidence < SURE).sum()),
+        uncertain=[_example(images, rows, said, position) for position in least],
+        suggested=[
+            _example(images, rows, said, position, pictured=rank < SHOWN) for rank, position in enumerate(wanted)
+        ],
+    )
+
+
+def _example(
+    images: ImageSet, rows: np.ndarray, said: Predictions, position: int, *, known: bool = False, pictured: bool = True
+) -> Example:
+    """The image at a position among the predictions; its label only where it is `known` to the run."""
+    row = int(rows[position])
+    names = images.classes
+    drawn = pictured and not isinstance(images, FeatureSet)
+    return Example(
+        number=row,
+        file=None if images.files is None else images.files[row],
+        picture=thumbnail(np.asarray(images.pixels[row])) if drawn else None,
+        true=names[int(images.labels[row])] if known else None,
+        first=names[said.first[position]],
+        confidence=float(said.confidence[position]),
+        second=names[said.second[position]],
+        runner_up=float(said.runner_up[position]),
+    )
+
+
+def _leaks(dataset: Dataset, split: Split) -> int:
+    """Test images that are, pixel by pixel, among those whose labels were trained on."""
+    if dataset.test is None:
+        return 0
+
+    def mark(pixels: np.ndarray) -> bytes:
+        return blake2b(np.ascontiguousarray(pixels).tobytes(), digest_size=16).digest()
+
+    known = {mark(dataset.train.pixels[row]) for row in split.labelled}
+    return sum(mark(dataset.test.pixels[row]) in known for row in range(len(dataset.test)))

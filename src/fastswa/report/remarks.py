@@ -1,0 +1,126 @@
+"""What a reader should know before believing a run's figures."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fastswa.console import shown
+from fastswa.report.findings import Findings, Measured
+from fastswa.report.record import SETS, RunRecord
+from fastswa.report.words import listed, percent, plural, points
+
+FEW_IMAGES = 200
+# Points by which the model may differ from the run's own last figure: other arithmetic moves a few images.
+_SAME = 0.5
+
+
+@dataclass(frozen=True)
+class Remark:
+    """One sentence; `grave` where a figure on the page should not be believed as it stands."""
+
+    text: str
+    grave: bool = False
+
+
+def remarks(run: RunRecord, found: Findings | None, missing: str | None) -> list[Remark]:
+    """All that is worth saying, the grave first; `missing` is why the images could not be looked at."""
+    every = [*_of_the_record(run), *([] if found is None else _of_the_images(run, found))]
+    if missing is not None:
+        every.append(Remark(missing))
+    return sorted(every, key=lambda remark: not remark.grave)
+
+
+def _of_the_record(run: RunRecord) -> list[Remark]:
+    made: list[Remark] = []
+    epochs = run.config.schedule.epochs
+    if not run.finished:
+        far = f"epoch {run.epoch:g} of {epochs}"
+        made.append(Remark(f"This run is unfinished ({far}): its figures are not final.", grave=True))
+    if run.metrics and not run.sets:
+        made.append(
+            Remark("There are neither test nor validation images: nothing says how good the model is.", grave=True)
+        )
+    if run.metrics:
+        averaged = run.metrics[-1].get("averaged")
+        for name, average in run.config.averaging.items():
+            if isinstance(averaged, dict) and averaged.get(name) == 0:
+                made.append(
+                    Remark(
+                        f"{shown(name)} has averaged nothing: it starts at epoch {average.start or 0:g} of {epochs}."
+                    )
+                )
+    for images in run.sets:
+        broken = [shown(name) for name, error in run.final(images).items() if not math.isfinite(error)]
+        if broken:
+            made.append(Remark(f"The {images} error of {', '.join(broken)} is not a number.", grave=True))
+    return made
+
+
+def _of_the_images(run: RunRecord, found: Findings) -> list[Remark]:
+    made: list[Remark] = []
+    if found.leaks:
+        are = "test image is" if found.leaks == 1 else "test images are"
+        made.append(
+            Remark(f"{found.leaks:,} {are} among the labelled training images: the test error flatters.", grave=True)
+        )
+    for images in SETS:
+        if images in run.sets and 0 < found.counts[images] < FEW_IMAGES:
+            one = 100.0 / found.counts[images]
+            made.append(
+                Remark(
+                    f"The {images} error rests on {plural(found.counts[images], 'image')}: "
+                    f"each of them is {one:.1f} points."
+                )
+            )
+    if found.measured is not None:
+        made += _of_the_measurement(run, found, found.measured)
+    return made
+
+
+def _of_the_measurement(run: RunRecord, found: Findings, measured: Measured) -> list[Remark]:
+    made: list[Remark] = []
+    then = run.final(measured.images).get(found.network)
+    if then is not None and found.epoch == run.epoch and abs(then - measured.error) > _SAME:
+        made.append(
+            Remark(
+                f"The run measured {percent(then)} on its {measured.images} images, and the model now makes "
+                f"{percent(measured.error)}: the images have changed since.",
+                grave=True,
+            )
+        )
+    chance = 100.0 * (1.0 - 1.0 / len(found.classes))
+    if measured.error > 0.9 * chance:
+        made.append(
+            Remark(
+                f"The model is hardly better than guessing ({percent(chance, 0)} errors would be chance).", grave=True
+            )
+        )
+    never = [found.classes[k] for k in range(len(found.classes)) if measured.matrix[:, k].sum() == 0]
+    if never:
+        made.append(Remark(f"The model never answers {listed(never)} on the {measured.images} images.", grave=True))
+    unseen = [found.classes[k] for k in range(len(found.classes)) if measured.matrix[k].sum() == 0]
+    if unseen:
+        made.append(Remark(f"There is no {measured.images} image of {listed(unseen)}."))
+    made += _worse_averages(run, measured)
+    return made
+
+
+def _worse_averages(run: RunRecord, measured: Measured) -> list[Remark]:
+    """Averages that are worse than their student by more than two standard errors."""
+    final = run.final(measured.images)
+    student = final.get("student")
+    if student is None:
+        return []
+    limit = 2 * standard_error(student, measured.count)
+    return [
+        Remark(f"{shown(name)} is worse than the student by {points(error - student)} points.")
+        for name, error in final.items()
+        if name != "student" and error - student > max(limit, 1e-9)
+    ]
+
+
+def standard_error(error: float, images: int) -> float:
+    """Of an error in percent measured on so many images, in points."""
+    part = min(max(error / 100.0, 0.0), 1.0)
+    return 100.0 * math.sqrt(part * (1.0 - part) / max(images, 1))
