@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -208,7 +208,8 @@ def draw_trend(row: Row, results: Sequence[Result]) -> Any:
     _paper_points(panel, row, last, measured)
     _percent_axis(panel, measured)
     epoch_axis(panel, row, 0, last)
-    panel.set_title(titled(row, whole_runs(row, results)))
+    panel.set_title(f"{described(row)}: {row.title}, {seeds_of(whole_runs(row, results))}")
+    explain_seeds(panel, measured.values())
     panel.legend(frameon=False)
     drawn.tight_layout()
     return drawn
@@ -234,12 +235,24 @@ def epoch_axis(panel: Any, row: Row, first: int, last: int) -> None:
     panel.grid(alpha=0.25, which="both")
 
 
-def titled(row: Row, results: Sequence[Result]) -> str:
-    """What a run's figure shows."""
+def described(row: Row) -> str:
+    """The data and the network of a run."""
+    return f"{row.experiment.title}, {row.labels:,} labels" + (f" + {row.extra}" if row.extra else "")
+
+
+def seeds_of(results: Sequence[Result]) -> str:
+    """The seeds that a figure is drawn from."""
     seeds = sorted({result.seed for result in results})
-    numbers = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-    labels = f"{row.labels:,} labels" + (f" + {row.extra}" if row.extra else "")
-    return f"{row.experiment.title}, {labels}: {row.title}, {numbers}"
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+
+
+def explain_seeds(panel: Any, lines: Iterable[Curve]) -> None:
+    """Entries of the legend for what is drawn of several seeds."""
+    lines = list(lines)
+    if any(line.seeds.max() > 1 for line in lines):
+        panel.fill_between([], [], [], color="#404040", alpha=0.15, lw=0, label="range over seeds")
+    if any(line.seeds.min() < line.seeds.max() for line in lines):
+        panel.plot([], [], color="#404040", linestyle="--", label="not all seeds")
 
 
 def _paper_points(panel: Any, row: Row, last: int, measured: Mapping[str, object]) -> None:

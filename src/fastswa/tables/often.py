@@ -6,8 +6,20 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
+import numpy as np
+
 from fastswa.config import AverageConfig
-from fastswa.tables.figures import curve, draw_curve, epoch_axis, new_figure, refuse_none, titled, whole_runs
+from fastswa.tables.figures import (
+    curve,
+    described,
+    draw_curve,
+    epoch_axis,
+    explain_seeds,
+    new_figure,
+    refuse_none,
+    seeds_of,
+    whole_runs,
+)
 from fastswa.tables.measured import Measured, Result, by_row, pooled, recipe_config
 from fastswa.tables.rows import Row
 from fastswa.tables.table import NOT_MEASURED, Sheet, our_record, our_text, rounded, signed
@@ -96,14 +108,17 @@ def draw_often(row: Row, results: Sequence[Result]) -> Any:
     refuse_none(row, results)
     runs = whole_runs(row, results)
     drawn, (panel,) = new_figure(1, 7.5, 4.2)
-    ends = []
-    for (title, average), colour in zip(frequencies().items(), _COLOURS, strict=True):
-        line = curve(_named(runs, average))
-        if line is not None:
-            draw_curve(panel, line, colour, title)
-            ends.append((int(line.epochs[0]), int(line.epochs[-1])))
-    epoch_axis(panel, row, min(first for first, _ in ends), max(last for _, last in ends))
-    panel.set_title(titled(row, runs), fontsize=10)
-    panel.legend(frameon=False, title="weights averaged")
+    lines = {title: curve(_named(runs, average)) for title, average in frequencies().items()}
+    found = {title: line for title, line in lines.items() if line is not None}
+    for (title, line), colour in zip(found.items(), _COLOURS, strict=False):
+        draw_curve(panel, line, colour, title)
+    first, last = (int(pick(line.epochs[at] for line in found.values())) for pick, at in ((min, 0), (max, -1)))
+    epoch_axis(panel, row, first, last)
+    # The first points, of one model or a few, would flatten all that follows.
+    highest = max(np.quantile(line.high, 0.9) for line in found.values())
+    panel.set_ylim(min(line.low.min() for line in found.values()) - 0.1, highest + 0.2)
+    panel.set_title(f"{described(row)}: how often weights are averaged, {seeds_of(runs)}", fontsize=11)
+    explain_seeds(panel, found.values())
+    panel.legend(frameon=False)
     drawn.tight_layout()
     return drawn
