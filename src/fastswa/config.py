@@ -86,10 +86,11 @@ class AugmentConfig(Section):
 
 
 class ModelConfig(Section):
-    name: str = Field("small", description="cnn13, shake-shake-26-2x96d or small")
+    name: str = Field("small", description="cnn13, shake-shake-26-2x96d, small, or timm:NAME with the package timm")
     heads: Annotated[int, Field(ge=1, le=2)] = Field(2, description="2 adds a head for consistency")
     dropout: Probability | None = Field(None, description="dropout of networks that have it")
     width: Positive | None = Field(None, description="width of networks that can vary it")
+    pretrained: bool = Field(False, description="timm: start from the weights that the package offers")
 
 
 class MethodConfig(Section):

@@ -1,9 +1,10 @@
-"""Networks by name. A new one is a file here and a line in MODELS."""
+"""Networks by name. A new one is a file here and a line in MODELS; `timm:NAME` is any that the package timm has."""
 
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from fastswa.errors import RequestError
 from fastswa.registry import resolve
@@ -17,11 +18,12 @@ MODELS = {
     "small": "fastswa.models.small:SmallCNN",
     "perceptron": "fastswa.models.perceptron:Perceptron",
 }
+_TIMM = "timm:"
 
 
 def refuse_size(name: str, shape: tuple[int, int, int]) -> None:
     """Refuse images (C, H, W) that the network `name` cannot take: each says how small and how divisible."""
-    network = resolve("model", name, MODELS)
+    network = _network(name)
     _, height, width = shape
     if max(height, width) > getattr(network, "largest", max(height, width)):
         raise RequestError(f"model.name: {name} takes feature vectors, not images of {height}x{width}.")
@@ -33,12 +35,34 @@ def refuse_size(name: str, shape: tuple[int, int, int]) -> None:
         raise RequestError(
             f"model.name: {name} takes images whose sides are multiples of {network.divisor}, not {height}x{width}."
         )
+    if name.startswith(_TIMM):
+        from fastswa.models.timm import refuse_shape
+
+        refuse_shape(name.removeprefix(_TIMM), shape)
 
 
-def build(name: str, *, channels: int, classes: int, heads: int = 1, **options: object) -> nn.Module:
-    """The network `name` for images of `channels` channels; `heads` 2 adds a consistency head."""
-    make = resolve("model", name, MODELS)
-    for option in options.keys() - inspect.signature(make).parameters.keys():
+def build(
+    name: str, *, channels: int, classes: int, heads: int = 1, size: int | None = None, **options: object
+) -> nn.Module:
+    """The network `name` for images of `channels` channels; `heads` 2 adds a consistency head.
+
+    `size` is the images' shorter side, for networks that adapt to it.
+    """
+    make = _network(name)
+    if name.startswith(_TIMM):
+        make = partial(make, architecture=name.removeprefix(_TIMM))
+    known = inspect.signature(make).parameters.keys()
+    for option in options.keys() - known:
         raise RequestError(f"model.{option} has no effect on the model {name}; leave it out.")
+    if size is not None and "size" in known:
+        options["size"] = size
     network: nn.Module = make(channels=channels, classes=classes, heads=heads, **options)
     return network
+
+
+def _network(name: str) -> Any:
+    if name.startswith(_TIMM):
+        from fastswa.models.timm import TimmNetwork
+
+        return TimmNetwork
+    return resolve("model", name, MODELS)

@@ -222,7 +222,7 @@ def _trainer(
     """Everything a run trains with; `fresh` is False where a checkpoint is about to replace the state."""
     material = prepare(config, dataset, compute, load_extra_data(config, dataset), say)
     weights = Path(config.start.weights) if fresh and config.start.weights is not None else None
-    state = build_state(config, compute, material.facts, images=len(material.pixels), weights=weights)
+    state = build_state(config, compute, material.facts, images=len(material.pixels), weights=weights, fresh=fresh)
     if material.window is not None and state.method.memory:
         raise RequestError(
             f"method {config.method.name} remembers every image, so that all have to fit on the device; "

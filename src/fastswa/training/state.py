@@ -108,14 +108,26 @@ class State:
             average.count, average.last_due = (counters["averages"][name][k] for k in ("count", "last_due"))
 
 
-def build_state(config: Config, compute: Compute, facts: ModelFacts, images: int, weights: Path | None = None) -> State:
-    """A run's state at step 0: student and teacher each from their own initialisation, or from `weights`."""
+def build_state(
+    config: Config,
+    compute: Compute,
+    facts: ModelFacts,
+    images: int,
+    weights: Path | None = None,
+    *,
+    fresh: bool = True,
+) -> State:
+    """A run's state at step 0: student and teacher each from their own initialisation, or from `weights`.
+
+    `fresh` is False where a checkpoint is about to replace the state, so that no pretrained weights are fetched.
+    """
+    pretrained = config.model.pretrained and fresh and weights is None
     method = build_method(config.method, images=images, classes=len(facts.classes))
     method.to(compute.device)
-    student = build_network(facts, config.seed, "student").to(compute.device, compute.dtype)
+    student = build_network(facts, config.seed, "student", pretrained).to(compute.device, compute.dtype)
     teacher = None
     if method.has_teacher:
-        teacher = build_network(facts, config.seed, "teacher").to(compute.device, compute.dtype)
+        teacher = build_network(facts, config.seed, "teacher", pretrained).to(compute.device, compute.dtype)
         teacher.requires_grad_(False)
     for network in filter(None, (student, teacher)):
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -142,11 +154,11 @@ def build_state(config: Config, compute: Compute, facts: ModelFacts, images: int
     )
 
 
-def build_network(facts: ModelFacts, seed: int, purpose: str) -> nn.Module:
+def build_network(facts: ModelFacts, seed: int, purpose: str, pretrained: bool = False) -> nn.Module:
     """A freshly initialised network in training mode; the same for a seed on every device."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, f"init/{purpose}"))
-        return facts.build().train()
+        return facts.build(pretrained).train()
 
 
 @contextmanager
