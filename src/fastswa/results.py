@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from fastswa.config import to_dict
-from fastswa.errors import RequestError
+from fastswa.errors import RequestError, RunError
 from fastswa.training.folder import RunFolder
 from fastswa.training.run import fingerprint
 
@@ -20,7 +21,16 @@ def record(run: Path) -> dict[str, Any]:
         raise RequestError(f"{run} has no evaluation yet.")
     settings = to_dict(config)
     settings["data"].pop("root", None)
-    environment = json.loads((run / "environment.json").read_text("utf-8"))
+    for section, name in (
+        *(("data", "source"), ("data", "extra"), ("data", "extra_file")),
+        *(("split", "file"), ("start", "run"), ("start", "weights")),
+    ):
+        if name in settings[section]:
+            settings[section][name] = Path(settings[section][name]).name
+    try:
+        environment = json.loads((run / "environment.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{run / 'environment.json'} cannot be read: {error}.") from error
     return {
         "fingerprint": fingerprint(config),
         "seed": config.seed,
@@ -30,3 +40,40 @@ def record(run: Path) -> dict[str, Any]:
         "config": settings,
         "metrics": metrics,
     }
+
+
+def write_record(run: Path, target: Path) -> dict[str, Any]:
+    """Write a run's record as a whole, an evaluation a line; what was written."""
+    facts = record(run)
+    lines = ",\n  ".join(json.dumps(line) for line in facts["metrics"])
+    head = json.dumps({name: value for name, value in facts.items() if name != "metrics"}, indent=1)
+    writing = target.with_name(f".{target.name}.writing")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        writing.write_text(f'{head[:-2]},\n "metrics": [\n  {lines}\n ]\n}}\n', "utf-8")
+        os.replace(writing, target)
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {error.strerror}.") from error
+    return facts
+
+
+def keep_record(run: Path, folder: Path, name: str) -> Path:
+    """Write a run's record to FOLDER/NAME.json, or to a numbered name beside it where another run's lies there."""
+    facts = record(run)
+    number, target = 1, folder / f"{name}.json"
+    while target.exists() and not _extends(facts, target):
+        number += 1
+        target = folder / f"{name}-{number}.json"
+    write_record(run, target)
+    return target
+
+
+def _extends(facts: dict[str, Any], file: Path) -> bool:
+    """Whether a record is of the run that a file keeps, at least as far."""
+    try:
+        kept = json.loads(file.read_text("utf-8"))
+        theirs = [(line["step"], line["error"], line["seconds"]) for line in kept["metrics"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    ours = [(line["step"], line.get("error"), line["seconds"]) for line in facts["metrics"]]
+    return bool(facts["fingerprint"] == kept.get("fingerprint") and ours[: len(theirs)] == theirs)

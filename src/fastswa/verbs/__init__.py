@@ -20,6 +20,7 @@ _NAMES = (
     "recipes",
     "table",
     "figure",
+    "sweep",
     "bench",
     "data",
 )

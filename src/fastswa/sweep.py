@@ -1,0 +1,272 @@
+"""The runs behind a table: which of them are missing, and how they are trained, several at a time.
+
+A cell is one row of the table with one seed. It is done when a file of results/ has it to the epoch that is wanted;
+else its run folder is gone on with, or made.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from fastswa.config import RESUMABLE, Config
+from fastswa.data.sources import place
+from fastswa.errors import FastswaError, RequestError
+from fastswa.layers import build_config, merge
+from fastswa.registry import nearest
+from fastswa.results import keep_record
+from fastswa.tables.measured import Result, by_row, differences, load_results
+from fastswa.tables.often import ROW as OFTEN
+from fastswa.tables.rows import TABLES, Row, all_rows
+from fastswa.training.device import choose_compute
+from fastswa.training.folder import RunFolder
+from fastswa.training.loop import Watcher
+from fastswa.training.run import NewRun, OldRun, RunResult, Say, attempt_together, flatten
+from fastswa.training.seeds import seed_folder
+
+SEEDS = (10, 11, 12)
+TOGETHER = {"cuda": 3, "cpu": 1}
+Status = Literal["done", "missing", "begun", "unavailable", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row with a seed: its settings, the folder of its run, and how it stands; `note` says more."""
+
+    row: Row
+    config: Config
+    path: Path
+    status: Status
+    note: str = ""
+
+    @property
+    def seed(self) -> int:
+        return self.config.seed
+
+    @property
+    def name(self) -> str:
+        """As its file in results/ is called."""
+        return f"{self.row.name}-seed-{self.seed}"
+
+    @property
+    def epochs(self) -> int:
+        return self.config.schedule.epochs
+
+    def facts(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "recipe": self.row.name,
+            "seed": self.seed,
+            "epochs": self.epochs,
+            "run": str(self.path),
+            "status": self.status,
+            "note": self.note,
+        }
+
+
+def sweep_tables() -> list[str]:
+    """The tables that have runs of their own."""
+    return [*TABLES, "averaging-often"]
+
+
+def plan_sweep(
+    table: str,
+    *,
+    labels: Sequence[int] = (),
+    methods: Sequence[str] = (),
+    seeds: Sequence[int] = SEEDS,
+    out: Path = Path("runs/sweep"),
+    results: Path = Path("results"),
+    changes: Mapping[str, Any] | None = None,
+) -> list[Cell]:
+    """The cells of a table and how they stand; `changes` are settings that a resume may change."""
+    changes = changes or {}
+    for name in flatten(changes):
+        if name not in RESUMABLE:
+            raise RequestError(f"{name} would make other runs than the table's; a sweep takes {', '.join(RESUMABLE)}.")
+    if len(set(seeds)) != len(seeds):
+        raise RequestError("--seeds: a seed is named twice.")
+    measured = by_row(load_results(results if results.is_dir() else None))
+    return [
+        _cell(row, seed, measured.get(row.name, ()), out, changes)
+        for row in _rows(table, labels, methods)
+        for seed in seeds
+    ]
+
+
+def _rows(table: str, labels: Sequence[int], methods: Sequence[str]) -> list[Row]:
+    if table not in sweep_tables():
+        raise RequestError(f"no runs belong to a table '{table}'; {nearest(table, sweep_tables())}")
+    if table not in TABLES:
+        if labels or methods:
+            raise RequestError(f"{table} is one recipe; leave labels and methods out.")
+        return [all_rows()[OFTEN]]
+    rows = [row for row in all_rows().values() if row.table == table and not row.variant]
+    for method in methods:
+        if method not in (known := {row.method for row in rows}):
+            raise RequestError(f"{table} has no runs of '{method}'; {nearest(method, known)}")
+    for count in labels:
+        if count not in (counts := sorted({row.labels for row in rows})):
+            raise RequestError(f"{table} has no row with {count} labels; there are: {', '.join(map(str, counts))}.")
+    found = [row for row in rows if (not labels or row.labels in labels) and (not methods or row.method in methods)]
+    if not found:
+        raise RequestError(f"{table} has no row with these labels and methods together.")
+    # In the order asked for: what stands first is there first if time runs out.
+    return sorted(
+        found,
+        key=lambda row: (
+            labels.index(row.labels) if labels else 0,
+            methods.index(row.method) if methods else 0,
+        ),
+    )
+
+
+def _cell(row: Row, seed: int, results: Iterable[Result], out: Path, changes: Mapping[str, Any]) -> Cell:
+    config = build_config(row.layer(), merge(changes, {"seed": seed}))
+    path = seed_folder(out / row.name, seed)
+    wanted = config.schedule.epochs
+    done = [result for result in results if result.seed == seed and result.epochs >= wanted]
+    if done:
+        return Cell(row, config, path, "done", done[0].file)
+    if config.data.extra is not None and not place(config.data.extra, Path(config.data.root)).exists():
+        return Cell(row, config, path, "unavailable", f"needs {config.data.extra}, which is not there")
+    if not (path / "config.toml").exists():
+        return Cell(row, config, path, "missing")
+    metrics = RunFolder(path).metrics()
+    reached = metrics[-1]["epoch"] if metrics else 0
+    return Cell(row, config, path, "begun", f"at epoch {reached} of {wanted}")
+
+
+def at_once(cells: Sequence[Cell]) -> int:
+    """How many runs the device takes at a time."""
+    return TOGETHER[choose_compute(cells[0].config.device).device.type] if cells else 1
+
+
+@dataclass
+class Sweep:
+    """Trains what is missing of some cells, `together` at a time, and keeps the record of each in `results`.
+
+    A cell that fails leaves the others going. `watch` gives the watcher of a cell's run; once `stopping` says so, what
+    runs is saved and nothing more is started.
+    """
+
+    cells: list[Cell]
+    results: Path
+    together: int
+    changes: Mapping[str, Any]
+    watch: Callable[[Cell], Watcher]
+    stopping: Callable[[], bool]
+    say: Say
+    ended: dict[str, Cell] = field(default_factory=dict)
+    lost: bool = False
+
+    def run(self) -> list[Cell]:
+        """Every cell as it stands in the end."""
+        waiting = [cell for cell in self.cells if cell.status in ("missing", "begun")]
+        crowded: list[Cell] = []
+        for group in _groups(waiting, self.together):
+            if not (self.lost or self.stopping()):
+                crowded += self._train(group)
+        # What did not fit beside others may fit alone.
+        for cell in crowded:
+            if not (self.lost or self.stopping()):
+                self._train([cell])
+        return [self.ended.get(cell.name, cell) for cell in self.cells]
+
+    def _train(self, group: list[Cell]) -> list[Cell]:
+        """Train some cells at once; those are given back for which the memory of the device was too small."""
+        crowded = []
+        outcomes = attempt_together([self._run_of(cell) for cell in group], self.say)
+        for cell, outcome in zip(group, outcomes, strict=True):
+            if isinstance(outcome, torch.OutOfMemoryError) and len(group) > 1:
+                self.say(f"{cell.name} found too little memory beside the others; it is tried again alone.")
+                crowded.append(_now(cell))
+            elif isinstance(outcome, Exception):
+                self._end(cell, "failed", _sentence(outcome))
+                self.say(f"{cell.name} failed: {_sentence(outcome)}")
+            elif outcome.finished:
+                self._keep(cell, outcome)
+            else:
+                last = outcome.metrics[-1]["epoch"] if outcome.metrics else 0
+                self._end(cell, "stopped", f"after epoch {last} of {cell.epochs}")
+        if any(_is_lost(outcome) for outcome in outcomes):
+            self.lost = True
+            self.say("the GPU can no longer be used by this process; run the same command again to go on.")
+        else:
+            outcomes.clear()  # with the exceptions goes what they hold on to
+            _release()
+        return crowded
+
+    def _run_of(self, cell: Cell) -> NewRun | OldRun:
+        if cell.status == "missing":
+            return NewRun(cell.config, cell.path, self.watch(cell))
+        return _Continued(cell.path, self.watch(cell), self.changes, cell)
+
+    def _keep(self, cell: Cell, result: RunResult) -> None:
+        try:
+            kept = keep_record(result.path, self.results, cell.name)
+        except FastswaError as error:
+            self._end(cell, "failed", str(error))
+            self.say(f"{cell.name} was trained, but: {error}")
+        else:
+            self._end(cell, "done", kept.name)
+
+    def _end(self, cell: Cell, status: Status, note: str) -> None:
+        self.ended[cell.name] = Cell(cell.row, cell.config, cell.path, status, note)
+
+
+@dataclass(frozen=True)
+class _Continued(OldRun):
+    """A begun cell; what lies in its folder must be its run."""
+
+    cell: Cell | None = None
+
+    def settings(self) -> Config:
+        assert self.cell is not None
+        config = RunFolder.open(self.path).config()
+        unlike = differences(config, self.cell.row)
+        if unlike or config.seed != self.cell.seed:
+            raise RequestError(
+                f"{self.path} holds another run than {self.cell.row.name} with seed {self.cell.seed} "
+                f"({', '.join(sorted(unlike)) or 'its seed'}); move it away."
+            )
+        wanted = max(config.schedule.epochs, self.cell.epochs)
+        changed = super().settings()
+        return changed.model_copy(update={"schedule": changed.schedule.model_copy(update={"epochs": wanted})})
+
+
+def _groups(cells: Sequence[Cell], size: int) -> Iterator[list[Cell]]:
+    for start in range(0, len(cells), size):
+        yield list(cells[start : start + size])
+
+
+def _now(cell: Cell) -> Cell:
+    """A cell whose run may have been begun meanwhile."""
+    begun = (cell.path / "config.toml").exists()
+    return Cell(cell.row, cell.config, cell.path, "begun" if begun else "missing")
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, FastswaError):
+        return str(error)
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def _is_lost(outcome: RunResult | Exception) -> bool:
+    """Whether an error has left the GPU useless to this process."""
+    return isinstance(outcome, RuntimeError) and "CUDA error" in str(outcome)
+
+
+def _release() -> None:
+    """Give back what finished runs held, torch.compile's memory of their steps included: it is bounded."""
+    gc.collect()
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

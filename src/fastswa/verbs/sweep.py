@@ -1,0 +1,91 @@
+"""`fastswa sweep`: the missing runs of a table."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastswa.arguments import COMMON, Arguments, Verb
+
+if TYPE_CHECKING:
+    from fastswa.sweep import Cell
+
+
+def run(arguments: Arguments) -> int:
+    from fastswa.console import ConsoleWatcher, say
+    from fastswa.errors import RequestError
+    from fastswa.layers import flag_layer
+    from fastswa.sweep import SEEDS, Sweep, at_once, plan_sweep, sweep_tables
+
+    if not arguments.targets:
+        raise RequestError(f"name a table; there are: {', '.join(sweep_tables())}.")
+    changes = flag_layer(arguments.settings, arguments.verb.options)
+    results = Path(arguments.options.get("--results", "results"))
+    cells = plan_sweep(
+        arguments.target("table"),
+        labels=arguments.wholes("--labels"),
+        methods=arguments.words("--methods"),
+        seeds=arguments.wholes("--seeds") or SEEDS,
+        out=Path(arguments.options.get("--out", "runs/sweep")),
+        results=results,
+        changes=changes,
+    )
+    if "--dry-run" in arguments:
+        _print(cells, as_json="--json" in arguments)
+        return 0
+    together = arguments.whole("--together", at_once(cells))
+    with ConsoleWatcher(arguments.number("--stop-after", float("inf"))) as watcher:
+        sweep = Sweep(
+            cells,
+            results,
+            together,
+            changes,
+            watch=lambda cell: watcher.lane(f"{cell.row.name} seed {cell.seed}", f"{cell.name}  "),
+            stopping=watcher.should_stop,
+            say=say,
+        )
+        ended = sweep.run()
+    _print(ended, as_json="--json" in arguments)
+    left = any(cell.status in ("missing", "begun", "stopped") for cell in ended)
+    if left:
+        say("stopped and saved; the same command goes on.")
+    return 1 if any(cell.status == "failed" for cell in ended) or (watcher.interrupted and left) else 0
+
+
+def _print(cells: list[Cell], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([cell.facts() for cell in cells]))
+        return
+    width = max(len(cell.row.name) for cell in cells)
+    for cell in cells:
+        print(f"{cell.row.name:<{width}}  seed {cell.seed:<4} {cell.status:<11} {cell.note}".rstrip())
+    counts = Counter(cell.status for cell in cells)
+    print(f"{len(cells)} runs: " + ", ".join(f"{count} {status}" for status, count in counts.items()))
+
+
+VERB = Verb(
+    run,
+    "sweep TABLE [--labels 4000] [--methods A,B] [--seeds 10,11]",
+    "train the missing runs of a table, and keep their records",
+    {
+        "--labels": True,
+        "--methods": True,
+        "--seeds": True,
+        "--together": True,
+        "--out": True,
+        "--results": True,
+        "--dry-run": False,
+        "--stop-after": True,
+        **COMMON,
+    },
+    settings="resumable",
+    details=(
+        "TABLE: a table of `fastswa table` with runs of its own, or averaging-often. --seeds: 10,11,12 if not given.\n"
+        "Done is what --results FOLDER (results) has to the recipe's last epoch, or to --epochs N. Run folders lie in\n"
+        "--out FOLDER (runs/sweep); what is begun there is gone on with, and a run that fails stops no other.\n"
+        "--together N trains N at once (3 on a GPU, 1 on the CPU); --dry-run only says how each run stands;\n"
+        "--stop-after MINUTES saves and ends before a limit, and the same command goes on."
+    ),
+)

@@ -1,0 +1,310 @@
+"""Sweeps: the missing runs of a table, several at once, what is done left alone, what fails reported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import Command
+from fastswa import sweep as sweeps
+from fastswa.errors import RequestError
+from fastswa.layers import merge, recipe_layer
+from fastswa.results import keep_record, record
+from fastswa.sweep import Cell, Sweep, plan_sweep
+from fastswa.tables import measured
+from fastswa.tables.rows import Row
+from fastswa.training import run as runs
+from fastswa.training.lanes import Lanes
+from fastswa.training.run import RunResult
+from tiny_runs import TINY, StoppingWatcher, assert_same_run, metrics
+
+MT, PI = "cifar10-cnn-mean-teacher-4k", "cifar10-cnn-pi-4k"
+
+
+@pytest.fixture(autouse=True)
+def _tiny_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every row of the tables as a run of a quarter of a second: its method, a few labels, tiny in the rest."""
+
+    def layer(row: Row) -> dict[str, Any]:
+        labels = {1000: 20, 4000: 50}.get(row.labels, 80)
+        own = {"split": {"labels": labels}, "method": {"name": row.method}, "schedule": {"epochs": 2}}
+        tiny = {key: value for key, value in TINY.items() if key != "seed"}
+        return merge(recipe_layer("digits-mean-teacher"), tiny, own)
+
+    caches = (measured.recipe_config, measured._recipe_settings)
+    for cached in caches:
+        cached.cache_clear()
+    monkeypatch.setattr(Row, "layer", layer)
+    yield
+    for cached in caches:
+        cached.cache_clear()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def cells_of(home: Path, seeds: Sequence[int] = (3, 4), **options: Any) -> list[Cell]:
+    options = {"labels": [4000], "methods": ["mean-teacher"], **options}
+    return plan_sweep("cifar10-cnn", seeds=seeds, out=home / "runs", results=home / "results", **options)
+
+
+def sweep(home: Path, cells: list[Cell], together: int = 1, **options: Any) -> tuple[list[Cell], list[str]]:
+    said: list[str] = []
+    options = {"changes": {}, "watch": lambda cell: StoppingWatcher(), "stopping": lambda: False, **options}
+    return Sweep(cells, home / "results", together, say=said.append, **options).run(), said
+
+
+def statuses(cells: list[Cell]) -> list[tuple[int, str]]:
+    return [(cell.seed, cell.status) for cell in cells]
+
+
+def test_missing_runs_are_trained_and_kept_and_then_left_alone(home: Path, command: Command) -> None:
+    words = ("sweep", "cifar10-cnn", "--labels", "4000", "--methods", "pi,mean-teacher", "--seeds", "3,4")
+    answer = command(*words)
+    assert answer.code == 0, answer.err
+    assert answer.out.splitlines() == [
+        "cifar10-cnn-pi-4k            seed 3    done        cifar10-cnn-pi-4k-seed-3.json",
+        "cifar10-cnn-pi-4k            seed 4    done        cifar10-cnn-pi-4k-seed-4.json",
+        "cifar10-cnn-mean-teacher-4k  seed 3    done        cifar10-cnn-mean-teacher-4k-seed-3.json",
+        "cifar10-cnn-mean-teacher-4k  seed 4    done        cifar10-cnn-mean-teacher-4k-seed-4.json",
+        "4 runs: 4 done",
+    ]
+    kept = json.loads((home / "results" / f"{PI}-seed-4.json").read_text())
+    assert (kept["seed"], kept["epochs"], kept["config"]["method"]["name"]) == (4, 2, "pi")
+    assert [line["error"] for line in kept["metrics"]] == [
+        line["error"] for line in metrics(home / "runs" / "sweep" / PI / "seed-4")
+    ]
+    files = {path: path.stat().st_mtime_ns for path in home.rglob("*.json*")}
+    again = command(*words)
+    assert (again.code, again.out) == (0, answer.out)
+    assert {path: path.stat().st_mtime_ns for path in home.rglob("*.json*")} == files
+
+
+def test_a_dry_run_says_how_each_cell_stands_and_does_nothing(home: Path, command: Command) -> None:
+    sweep(home, cells_of(home, seeds=(3,)))
+    partly = cells_of(home, seeds=(4,))
+    sweep(home, partly, watch=lambda cell: StoppingWatcher(stop=4))
+    words = ("sweep", "cifar10-cnn", "--labels", "4000", "--methods", "mean-teacher", "--out", home / "runs")
+    answer = command(*words, "--seeds", "3,4,5", "--dry-run")
+    assert answer.out.splitlines() == [
+        f"{MT}  seed 3    done        {MT}-seed-3.json",
+        f"{MT}  seed 4    begun       at epoch 1 of 2",
+        f"{MT}  seed 5    missing",
+        "3 runs: 1 done, 1 begun, 1 missing",
+    ]
+    facts = json.loads(command(*words, "--dry-run", "--json").out)
+    assert [(fact["seed"], fact["status"]) for fact in facts] == [(10, "missing"), (11, "missing"), (12, "missing")]
+    assert not (home / "runs" / MT / "seed-5").exists()
+
+
+def test_stopped_runs_go_on_and_end_as_if_never_stopped(home: Path, tmp_path: Path) -> None:
+    ended, said = sweep(home, cells_of(home), watch=lambda cell: StoppingWatcher(stop=4))
+    assert [(cell.status, cell.note) for cell in ended] == [("stopped", "after epoch 1 of 2")] * 2
+    assert not (home / "results").exists()
+    ended, _ = sweep(home, cells_of(home))
+    assert statuses(ended) == [(3, "done"), (4, "done")]
+    other = tmp_path / "other"
+    sweep(other, cells_of(other))
+    assert_same_run(home / "runs" / MT / "seed-4", other / "runs" / MT / "seed-4")
+    assert said == []
+
+
+def test_no_run_is_started_once_it_is_time_to_stop(home: Path) -> None:
+    asked = iter([False, True, True])
+    ended, _ = sweep(home, cells_of(home, seeds=(3, 4, 5)), stopping=lambda: next(asked))
+    assert statuses(ended) == [(3, "done"), (4, "missing"), (5, "missing")]
+
+
+def test_more_epochs_extend_the_same_runs_and_their_records(home: Path) -> None:
+    sweep(home, cells_of(home))
+    longer = {"schedule": {"epochs": "4"}}
+    cells = cells_of(home, changes=longer)
+    assert [(cell.status, cell.epochs) for cell in cells] == [("begun", 4)] * 2
+    sweep(home, cells, changes=longer)
+    assert sorted(path.name for path in (home / "results").iterdir()) == [f"{MT}-seed-{n}.json" for n in (3, 4)]
+    assert len(metrics(home / "runs" / MT / "seed-3")) == 4
+    assert statuses(cells_of(home, changes=longer)) == [(3, "done"), (4, "done")]
+    assert statuses(cells_of(home)) == [(3, "done"), (4, "done")]  # two epochs are among the four
+
+
+def test_a_cell_that_fails_is_reported_and_the_others_go_on(home: Path, command: Command) -> None:
+    """The folder of seed 3 holds a run with other settings; a bad device setting would stop all."""
+    sweep(home, cells_of(home, seeds=(3,)), watch=lambda cell: StoppingWatcher(stop=2))
+    config = home / "runs" / MT / "seed-3" / "config.toml"
+    config.write_text(config.read_text().replace("momentum = 0.9", "momentum = 0.8"))
+    words = ("sweep", "cifar10-cnn", "--labels", "4000", "--methods", "mean-teacher", "--out", home / "runs")
+    answer = command(*words, "--seeds", "3,4")
+    assert answer.code == 1
+    sentence = f"{home / 'runs' / MT / 'seed-3'} holds another run than {MT} with seed 3 (optimiser.momentum)"
+    assert f"fastswa: {MT}-seed-3 failed: {sentence}; move it away." in answer.err
+    assert answer.out.splitlines() == [
+        f"{MT}  seed 3    failed      {sentence}; move it away.",
+        f"{MT}  seed 4    done        {MT}-seed-4.json",
+        "2 runs: 1 failed, 1 done",
+    ]
+
+
+def test_a_run_that_breaks_while_training_leaves_the_others_going(home: Path) -> None:
+    class Breaking(StoppingWatcher):
+        def should_stop(self) -> bool:
+            raise ValueError("a cable was pulled")
+
+    ended, said = sweep(
+        home,
+        cells_of(home, seeds=(3, 4, 5)),
+        together=3,
+        watch=lambda cell: Breaking() if cell.seed == 4 else StoppingWatcher(),
+    )
+    assert statuses(ended) == [(3, "done"), (4, "failed"), (5, "done")]
+    assert said == [f"{MT}-seed-4 failed: ValueError: a cable was pulled"]
+    ended, _ = sweep(home, cells_of(home, seeds=(3, 4, 5)))
+    assert statuses(ended) == [(3, "done"), (4, "done"), (5, "done")]
+
+
+def test_several_take_turns(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Turns(Lanes):
+        def __init__(self, compute: Any) -> None:
+            super().__init__(compute)
+            self._cuda = True
+
+        def _lane(self, number: int) -> AbstractContextManager[object]:
+            return nullcontext()
+
+    monkeypatch.setattr(runs, "Lanes", Turns)
+    ended, _ = sweep(home, cells_of(home, methods=["mean-teacher", "pi"]), together=3)
+    assert [(cell.row.name, cell.seed, cell.status) for cell in ended] == [
+        *((MT, 3, "done"), (MT, 4, "done"), (PI, 3, "done"), (PI, 4, "done"))
+    ]
+    together = [
+        json.loads((home / "results" / f"{name}-seed-{seed}.json").read_text())["environment"]["together"]
+        for name, seed in ((MT, 3), (PI, 3), (PI, 4))
+    ]
+    assert together == [3, 3, 1]
+    alone = home / "alone"
+    sweep(alone, cells_of(alone, methods=["mean-teacher", "pi"]))
+    assert_same_run(home / "runs" / PI / "seed-3", alone / "runs" / PI / "seed-3")
+
+
+def test_what_does_not_fit_beside_others_is_tried_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups: list[int] = []
+    real = sweeps.attempt_together
+
+    def small(attempts: Sequence[Any], say: Any) -> list[RunResult | Exception]:
+        groups.append(len(attempts))
+        outcomes = real(attempts[:1], say)
+        return [*outcomes, *(torch.OutOfMemoryError("CUDA out of memory") for _ in attempts[1:])]
+
+    monkeypatch.setattr(sweeps, "attempt_together", small)
+    ended, said = sweep(home, cells_of(home, seeds=(3, 4, 5)), together=3)
+    assert groups == [3, 1, 1]
+    assert statuses(ended) == [(3, "done"), (4, "done"), (5, "done")]
+    assert said[0] == f"{MT}-seed-4 found too little memory beside the others; it is tried again alone."
+
+
+def test_a_lost_gpu_ends_the_sweep_but_not_its_report(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = RuntimeError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(sweeps, "attempt_together", lambda attempts, say: [lost for _ in attempts])
+    ended, said = sweep(home, cells_of(home, seeds=(3, 4)))
+    assert statuses(ended) == [(3, "failed"), (4, "missing")]
+    assert said[-1].startswith("the GPU can no longer be used by this process")
+
+
+def test_a_finished_run_without_a_record_is_only_recorded(home: Path) -> None:
+    sweep(home, cells_of(home, seeds=(3,)))
+    (home / "results" / f"{MT}-seed-3.json").unlink()
+    before = metrics(home / "runs" / MT / "seed-3")
+    ended, said = sweep(home, cells_of(home, seeds=(3,)))
+    assert statuses(ended) == [(3, "done")]
+    assert metrics(home / "runs" / MT / "seed-3") == before
+    assert "already reached epoch 2; nothing to do" in said[0]
+
+
+def test_another_runs_record_is_never_written_over(home: Path) -> None:
+    sweep(home, cells_of(home, seeds=(3,)))
+    run, kept = home / "runs" / MT / "seed-3", home / "results" / f"{MT}-seed-3.json"
+    assert keep_record(run, home / "results", f"{MT}-seed-3") == kept  # the same run again
+    theirs = json.loads(kept.read_text())
+    theirs["metrics"][0]["error"]["student"] += 1
+    kept.write_text(json.dumps(theirs))
+    second = keep_record(run, home / "results", f"{MT}-seed-3")
+    assert second.name == f"{MT}-seed-3-2.json"
+    assert json.loads(kept.read_text()) == theirs
+    assert json.loads(second.read_text()) == record(run)
+
+
+def test_a_record_names_no_place_of_its_machine(home: Path) -> None:
+    sweep(home, cells_of(home, seeds=(3,)))
+    run = home / "runs" / MT / "seed-3"
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace('source = "digits"', f'source = "{home}/mine.npz"'))
+    assert str(home) not in json.dumps(record(run))
+    assert record(run)["config"]["data"]["source"] == "mine.npz"
+
+
+def test_rows_come_in_the_order_asked_for(home: Path) -> None:
+    cells = cells_of(home, seeds=(3,), labels=[4000, 1000], methods=["pi", "mean-teacher"])
+    assert [cell.row.name.removeprefix("cifar10-cnn-") for cell in cells] == [
+        *("pi-4k", "mean-teacher-4k", "pi-1k", "mean-teacher-1k")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "name a table; there are: cifar10-cnn, cifar10-shake-short"),
+        (["cifar10-cn"], "no runs belong to a table 'cifar10-cn'; did you mean cifar10-cnn?"),
+        (["soa"], "no runs belong to a table 'soa'"),
+        (["cifar10-cnn", "--methods", "pie"], "cifar10-cnn has no runs of 'pie'; did you mean pi?"),
+        (["cifar10-cnn", "--methods", "vadd"], "cifar10-cnn has no runs of 'vadd'"),
+        (["cifar10-cnn", "--labels", "3000"], "cifar10-cnn has no row with 3000 labels; there are: 1000, 2000"),
+        (["cifar10-cnn", "--labels", "10000", "--methods", "vat"], "has no row with these labels and methods together"),
+        (["cifar10-cnn", "--seeds", "3,3"], "--seeds: a seed is named twice."),
+        (["cifar10-cnn", "--optimiser.lr", "1"], "optimiser.lr would make other runs than the table's"),
+        (["cifar10-cnn", "--together", "0"], "--together: '0' is not a number above zero."),
+        (["averaging-often", "--labels", "4000"], "averaging-often is one recipe; leave labels and methods out."),
+    ],
+)
+def test_wrong_requests_are_refused(home: Path, command: Command, words: list[str], sentence: str) -> None:
+    answer = command("sweep", *words)
+    assert answer.code == 2
+    assert sentence in answer.err
+    assert not (home / "runs").exists()
+
+
+def test_rows_whose_extra_images_are_not_there_are_left_out(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Row.layer
+    extra = {"data": {"extra": "tiny_images.bin"}}
+    monkeypatch.setattr(Row, "layer", lambda row: merge(plain(row), extra if row.extra else {}))
+    options = {"labels": [50000], "methods": ["pi"], "out": home / "runs", "results": home / "results"}
+    cells = plan_sweep("cifar100-cnn", seeds=(3,), **options)  # type: ignore[arg-type]
+    assert [(cell.row.extra, cell.status, cell.note) for cell in cells] == [
+        ("", "missing", ""),
+        ("tiny-500k", "unavailable", "needs tiny_images.bin, which is not there"),
+        ("tiny-237k", "unavailable", "needs tiny_images.bin, which is not there"),
+    ]
+    ended, _ = sweep(home, cells)
+    assert [cell.status for cell in ended] == ["done", "unavailable", "unavailable"]
+
+
+def test_results_that_cannot_be_written_are_a_failure_of_the_cell(home: Path) -> None:
+    cells = cells_of(home, seeds=(3,))
+    (home / "results").write_text("a file")
+    ended, said = sweep(home, cells)
+    assert statuses(ended) == [(3, "failed")]
+    assert "was trained, but: cannot write" in said[0]
+
+
+def test_a_broken_file_of_results_stops_before_anything_runs(home: Path) -> None:
+    (home / "results").mkdir()
+    (home / "results" / "bad.json").write_text("{")
+    with pytest.raises(RequestError, match="is not readable JSON"):
+        cells_of(home)
