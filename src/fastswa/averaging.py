@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -152,33 +152,77 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
             norm.track_running_stats = True
 
 
+class FreshStatistics:
+    """Batch-norm statistics of a model as the mean over the batches that are passed through it inside `with`.
+
+    The model is in training mode there; `add` after each pass takes that batch's statistics in. Nothing is read by the
+    host and the sums stay where they are, so that pass and `add` can be captured as a CUDA graph and replayed.
+
+    >>> with FreshStatistics(model) as statistics:
+    ...     for batch in batches:
+    ...         model(batch)
+    ...         statistics.add()
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.norms = [m for m in _batch_norms(model) if m.track_running_stats]
+        running = [(norm.running_mean, norm.running_var) for norm in self.norms]
+        self._running = [tensor for pair in running for tensor in pair if tensor is not None]
+        self._sums = [torch.zeros_like(tensor) for tensor in self._running]
+        self.count = torch.zeros((), device=self._sums[0].device if self._sums else None)
+        self._before: list[tuple[nn.Module, bool]] = []
+        self._momenta: list[float | None] = []
+
+    def __enter__(self) -> FreshStatistics:
+        self._before = [(module, module.training) for module in self.model.modules()]
+        self._momenta = [norm.momentum for norm in self.norms]
+        self.count.zero_()
+        self.model.train()
+        for norm in self.norms:
+            norm.reset_running_stats()
+            # A batch's statistics as they are; momentum=None would read the device's counter at every layer.
+            norm.momentum = 1.0
+        for total in self._sums:
+            total.zero_()
+        return self
+
+    def tensors(self) -> list[Tensor]:
+        """What `add` changes."""
+        return [*self._sums, self.count]
+
+    @torch.no_grad()
+    def add(self) -> None:
+        """Take in the statistics of the batch just passed."""
+        torch._foreach_add_(self._sums, self._running)
+        self.count.add_(1)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is None and self.norms:
+            with torch.no_grad():
+                means = torch._foreach_div(self._sums, self.count.clamp(min=1))
+                torch._foreach_copy_(self._running, means)
+        for norm, momentum in zip(self.norms, self._momenta, strict=True):
+            norm.momentum = momentum
+        for module, training in self._before:
+            module.training = training
+
+
 @torch.no_grad()
 def refresh_batch_norm(
     model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], Any] | None = None
 ) -> None:
-    """Replace the running batch-norm statistics by the cumulative mean over `batches`, in training mode.
+    """Replace the running batch-norm statistics by their mean over `batches`, in training mode.
 
     A batch is passed as it is (the first element of a tuple or list); `forward(model, batch)` overrides it.
     """
-    norms = [m for m in _batch_norms(model) if m.track_running_stats]
-    if not norms:
+    statistics = FreshStatistics(model)
+    if not statistics.norms:
         return
-    momenta = [norm.momentum for norm in norms]
-    modes = [(module, module.training) for module in model.modules()]
-    model.train()
-    try:
-        for norm in norms:
-            norm.reset_running_stats()
-        for seen, batch in enumerate(batches):
-            for norm in norms:
-                # Set on the host: momentum=None would read the device's counter at every layer.
-                norm.momentum = 1.0 / (seen + 1)
+    with statistics:
+        for batch in batches:
             if forward is not None:
                 forward(model, batch)
             else:
                 model(batch[0] if isinstance(batch, tuple | list) else batch)
-    finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
-        for module, training in modes:
-            module.training = training
+            statistics.add()

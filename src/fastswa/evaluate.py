@@ -52,7 +52,8 @@ class Evaluator:
                     best = logits.topk(5, dim=1).indices
                     wrong5 += (best != labels[:, None]).all(dim=1).sum()
         count = len(self.labels)
-        figures = {"error": 100.0 * int(wrong) / count, "nll": float(nll) / count}
+        found = torch.stack([wrong.double(), nll, wrong5.double()]).tolist()
+        figures = {"error": 100.0 * found[0] / count, "nll": found[1] / count}
         if self.classes >= TOP5_FROM:
-            figures["top5_error"] = 100.0 * int(wrong5) / count
+            figures["top5_error"] = 100.0 * found[2] / count
         return figures

@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-SHAPES = [(100, 128, 32, 32), (100, 256, 16, 16), (7, 512, 6, 6), (3, 16, 4, 6)]
+SHAPES = [(100, 128, 32, 32), (100, 256, 16, 16), (7, 512, 6, 6), (3, 16, 4, 6), (128, 96, 32, 32), (9, 192, 8, 8)]
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
@@ -21,9 +21,10 @@ def distance(found: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize("slope", [0.1, 0.0, 1.0])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 5e-3)])
 def test_value_gradient_and_running_statistics(
-    shape: tuple[int, int, int, int], pool: bool, dtype: torch.dtype, bound: float
+    shape: tuple[int, int, int, int], pool: bool, slope: float, dtype: torch.dtype, bound: float
 ) -> None:
     from fastswa.kernels.norm import batch_statistics, normalise_activate
 
@@ -41,9 +42,9 @@ def test_value_gradient_and_running_statistics(
     plain_mean, plain_variance = mean.double(), variance.double()
 
     statistics = batch_statistics(x.detach(), shift, mean, variance, 0.1, 1e-5)
-    y = normalise_activate(x, *statistics, weight, bias, 0.1, pool)
+    y = normalise_activate(x, *statistics, weight, bias, slope, pool)
     shifted = plain_x + shift.double()[:, None, None]
-    z = F.leaky_relu(F.batch_norm(shifted, plain_mean, plain_variance, plain_weight, plain_bias, True, 0.1, 1e-5), 0.1)
+    z = F.leaky_relu(F.batch_norm(shifted, plain_mean, plain_variance, plain_weight, plain_bias, True, 0.1, 1e-5), slope)
     z = F.max_pool2d(z, 2) if pool else z
     assert y.shape == z.shape
     assert distance(y, z) < bound

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastswa.errors import RequestError, RunError
 from fastswa.training import checkpoint as module
-from fastswa.training.checkpoint import Checkpoint, checkpoint_epochs, load_checkpoint, save_checkpoint
+from fastswa.training.checkpoint import Checkpoint, Snapshot, checkpoint_epochs, load_checkpoint, save_checkpoint
 from tiny_runs import Killed, StoppingWatcher, assert_same_run, checkpoint, checkpoints, go_on, tiny, train
 
 
@@ -25,7 +25,7 @@ def tensors_of(step: int) -> dict[str, Tensor]:
 
 def save(run: Path, *steps: int, keep: tuple[int, ...] = ()) -> None:
     for step in steps:
-        save_checkpoint(run / "checkpoint", step, tensors_of(step), {"step": step, "epoch": step / 3}, keep)
+        save_checkpoint(run / "checkpoint", step, Snapshot(tensors_of(step)), {"step": step, "epoch": step / 3}, keep)
 
 
 def load(run: Path, step: int | None = None) -> tuple[Checkpoint | None, list[str]]:
@@ -98,7 +98,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     tensors = tensors_of(6)
     tensors["shared"] = tensors["weight"]
     tensors["channels_last"] = torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last)
-    save_checkpoint(tmp_path / "new" / "checkpoint", 6, tensors, facts)
+    save_checkpoint(tmp_path / "new" / "checkpoint", 6, Snapshot(tensors), facts)
     found, said = load(tmp_path / "new")
     assert found is not None
     assert (found.facts, said) == (facts, [])
@@ -161,7 +161,7 @@ def test_a_step_can_be_saved_again(tmp_path: Path) -> None:
     save(tmp_path, 3, 6)
     leftover = tmp_path / "checkpoint" / ".writing-old-step-000000006"
     shutil.copytree(checkpoint(tmp_path, 3), leftover)
-    save_checkpoint(tmp_path / "checkpoint", 6, tensors_of(7), {"step": 6, "epoch": 2.0})
+    save_checkpoint(tmp_path / "checkpoint", 6, Snapshot(tensors_of(7)), {"step": 6, "epoch": 2.0})
     found, said = load(tmp_path)
     assert found is not None
     assert (int(found.tensors["count"]), said) == (7, [])

@@ -19,6 +19,7 @@ from fastswa.errors import RequestError
 from fastswa.modelfile import read_facts
 from fastswa.training.device import choose_compute, settings_of
 from fastswa.training.folder import RunFolder
+from fastswa.training.refresh import Refresher, refresh_batches
 from fastswa.training.state import State
 from tiny_runs import (
     EPOCHS,
@@ -85,7 +86,7 @@ def test_refreshed_statistics_are_those_of_training_batches(tmp_path: Path) -> N
     average.update()
     seen: list[torch.Tensor] = []
     hook = average.module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    average.refresh(trainer._refresh_batches("swa", 1), trainer._refresh_forward)
+    Refresher(average.module, trainer.config, trainer.material, trainer.compute)("swa/1")
     hook.remove()
     state = average.module.state_dict()
     outputs = [F.conv2d(view, state["block1.0.conv.weight"], padding=1).transpose(0, 1).flatten(1) for view in seen]
@@ -194,7 +195,7 @@ def test_validation_images_are_measured_apart(tmp_path: Path) -> None:
     rows = np.concatenate([plan.epoch(3, epoch).ravel() for epoch in range(100)])
     assert not np.isin(rows, split.validation).any()
     assert np.isin(np.concatenate([split.labelled, split.unlabelled]), rows).all()
-    refreshing = np.concatenate([row for row, _ in trainer._refresh_batches("swa", 1)])
+    refreshing = np.concatenate([row for row, _ in refresh_batches(trainer.config, plan, "swa/1")])
     assert not np.isin(refreshing, split.validation).any()
 
 

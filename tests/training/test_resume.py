@@ -280,14 +280,14 @@ def test_an_edited_configuration_is_refused(tmp_path: Path, capfd: pytest.Captur
 
 def test_a_checkpoint_with_other_tensors_is_refused(tmp_path: Path) -> None:
     """The same configuration, but a network built otherwise: by another version, say."""
-    from fastswa.training.checkpoint import load_checkpoint, save_checkpoint
+    from fastswa.training.checkpoint import Snapshot, load_checkpoint, save_checkpoint
 
     run = tmp_path / "run"
     train(tiny(), run, StoppingWatcher(stop=4))
     found = load_checkpoint(run / "checkpoint", print)
     assert found is not None
     tensors = {name: tensor for name, tensor in found.tensors.items() if name != "student.heads.first.bias"}
-    save_checkpoint(run / "checkpoint", 4, tensors, found.facts)
+    save_checkpoint(run / "checkpoint", 4, Snapshot(tensors), found.facts)
     with pytest.raises(RequestError) as refusal:
         go_on(run)
     assert str(refusal.value) == (

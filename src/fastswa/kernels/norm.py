@@ -16,8 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_WARPS = 8
-_PROGRAMS = 264  # two of eight warps for each of an H200's 132 multiprocessors
+_PROCESSORS = 132  # an H200's; tilings were chosen by timing them there
 _SLOTS = 1 << 15
 
 
@@ -258,31 +257,36 @@ def _pool_backward_apply_kernel(
 
 class _Tiling(NamedTuple):
     """How a pass over (items, channels) is cut: B channels by R items a program at once, U times in a row; `programs`
-    of them share the items of each of `groups` channel groups."""
+    of `warps` warps share the items of each of `groups` channel groups."""
 
     B: int
     R: int
     U: int
+    warps: int
     programs: int
     groups: int
 
 
-def _summing(items: int, channels: int, unroll: int) -> _Tiling:
+def _block(channels: int) -> int:
+    return next(b for b in (64, 32, 16) if channels % b == 0)
+
+
+def _summing(items: int, channels: int, unroll: int, warps: int, programs: int) -> _Tiling:
     """Few, equally loaded programs with many loads in flight: what each leaves has to be added up again."""
-    block = next(b for b in (64, 32, 16) if channels % b == 0)
-    rows, groups = _WARPS * 256 // block, channels // block
-    wanted = max(_PROGRAMS // groups, 1)
+    block = _block(channels)
+    rows, groups = warps * 256 // block, channels // block
+    wanted = max(programs // groups, 1)
     while unroll > 1 and triton.cdiv(items, rows * unroll) < wanted:
         unroll //= 2
     chunks = triton.cdiv(items, rows * unroll)
-    return _Tiling(block, rows, unroll, triton.cdiv(chunks, max(round(chunks / wanted), 1)), groups)
+    return _Tiling(block, rows, unroll, warps, triton.cdiv(chunks, max(round(chunks / wanted), 1)), groups)
 
 
 def _mapping(items: int, channels: int, elements: int) -> _Tiling:
     """One tile of `elements` a program."""
-    block = next(b for b in (64, 32, 16) if channels % b == 0)
+    block = _block(channels)
     rows = elements // block
-    return _Tiling(block, rows, 1, triton.cdiv(items, rows), channels // block)
+    return _Tiling(block, rows, 1, 8, triton.cdiv(items, rows), channels // block)
 
 
 _slots: dict[torch.device, Tensor] = {}
@@ -318,14 +322,15 @@ def batch_statistics(
     """Mean and reciprocal deviation by channel; the running statistics of x + shift move towards them."""
     channels = x.shape[1]
     rows = x.numel() // channels
-    tiling = _summing(rows, channels, unroll=4)
+    narrow = _block(channels) < 64
+    tiling = _summing(rows, channels, unroll=8, warps=8 if narrow else 4, programs=2 * _PROCESSORS)
     mean = torch.empty(channels, dtype=torch.float32, device=x.device)
     rstd = torch.empty_like(mean)
     _statistics_kernel[(tiling.programs, tiling.groups)](
         x, _partial(tiling, x.device), _counter(x.device, tiling.groups), shift, mean, rstd,
         running_mean, running_var, rows, momentum, eps,
-        C=channels, B=tiling.B, R=tiling.R, U=tiling.U, P=_WARPS * 8,
-        SHIFT=shift is not None, TRACK=running_mean is not None, num_warps=_WARPS,
+        C=channels, B=tiling.B, R=tiling.R, U=tiling.U, P=tiling.warps * 8,
+        SHIFT=shift is not None, TRACK=running_mean is not None, num_warps=tiling.warps,
     )  # fmt: skip
     return mean, rstd
 
@@ -397,11 +402,15 @@ def normalise_activate_backward(
         if pool
         else (_backward_sums_kernel, _backward_apply_kernel)
     )
-    tiling = _summing(items, channels, unroll=1 if pool else 2)
+    if pool:
+        tiling = _summing(items, channels, unroll=2, warps=4, programs=2 * _PROCESSORS)
+    else:
+        narrow = _block(channels) < 64
+        tiling = _summing(items, channels, unroll=4, warps=8, programs=(2 if narrow else 1) * _PROCESSORS)
     total = torch.empty(2, channels, dtype=torch.float32, device=x.device)
     sums[(tiling.programs, tiling.groups)](
         dy, x, _partial(tiling, x.device), _counter(x.device, tiling.groups), total, mean, rstd, weight, bias, items,
-        slope, C=channels, B=tiling.B, R=tiling.R, U=tiling.U, P=_WARPS * 8, num_warps=_WARPS, **sizes,
+        slope, C=channels, B=tiling.B, R=tiling.R, U=tiling.U, P=tiling.warps * 8, num_warps=tiling.warps, **sizes,
     )  # fmt: skip
     dx = torch.empty_like(x)
     tiling = _mapping(items, channels, 2048 if pool else 4096)

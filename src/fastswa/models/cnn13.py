@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from fastswa.models.network import Dropout, Heads, Output, norm_leaky_relu
+from fastswa.models.network import Dropout, Heads, Output, convolve, global_average, norm_leaky_relu
 from fastswa.noise import Noise
 
 
@@ -27,12 +26,7 @@ class _Layer(nn.Module):
         self.norm = nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.conv.weight
-        if x.is_cuda and x.shape[1] < 8:
-            # Tensor cores want channels in eights; the zeros added here multiply zeros.
-            missing = 8 - x.shape[1]
-            x, weight = F.pad(x, (0, 0, 0, 0, 0, missing)), F.pad(weight, (0, 0, 0, 0, 0, missing))
-        x = F.conv2d(x, weight, padding=self.conv.padding)
+        x = convolve(x, self.conv.weight, self.conv.padding)
         return norm_leaky_relu(self.norm, x, self.conv.bias, 0.1, self.pool)
 
 
@@ -59,6 +53,6 @@ class CNN13(nn.Module):
     def forward(self, x: Tensor, noise: Noise | None = None) -> Output:
         x = self.drop1(self.block1(x), noise)
         x = self.drop2(self.block2(x), noise)
-        features = self.block3(x).mean(dim=(2, 3))
+        features = global_average(self.block3(x))
         output: Output = self.heads(features)
         return output

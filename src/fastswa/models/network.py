@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -33,6 +34,19 @@ class Heads(nn.Module):
     def forward(self, features: Tensor) -> Output:
         logits = self.first(features)
         return Output(logits, logits if self.second is None else self.second(features), features)
+
+
+def convolve(x: Tensor, weight: Tensor, padding: Any) -> Tensor:
+    """conv2d of images (N, C, H, W) without bias; few channels are filled up with zeros where a GPU wants eights."""
+    if x.is_cuda and x.shape[1] < 8:
+        missing = (0, 0, 0, 0, 0, 8 - x.shape[1])
+        x, weight = F.pad(x, missing), F.pad(weight, missing)
+    return F.conv2d(x, weight, padding=padding)
+
+
+def global_average(x: Tensor) -> Tensor:
+    """Means over pixels: (N, C, H, W) to (N, C); written so that the gradient has its channels last, as x has."""
+    return x.permute(0, 2, 3, 1).mean(dim=(1, 2))
 
 
 def normalise(norm: nn.BatchNorm2d, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -72,6 +86,14 @@ def norm_leaky_relu(norm: nn.BatchNorm2d, x: Tensor, bias: Tensor | None, slope:
             norm.momentum,
             norm.eps,
         )
+        return normalise_activate(x, mean, rstd, norm.weight, norm.bias, slope, pool)
+    if not (norm.training or torch.is_grad_enabled()) and norm.track_running_stats and kernels.fusable(x, pool):
+        from fastswa.kernels.norm import normalise_activate
+
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        mean = norm.running_mean if bias is None else norm.running_mean - bias
+        rstd = torch.rsqrt(norm.running_var + norm.eps)
         return normalise_activate(x, mean, rstd, norm.weight, norm.bias, slope, pool)
     x = normalise(norm, x, bias)
     if slope != 1:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastswa.models.network import Heads, Output, norm_leaky_relu
+from fastswa.models.network import Heads, Output, convolve, global_average, norm_leaky_relu
 from fastswa.noise import Noise
 
 
@@ -129,10 +129,10 @@ class ShakeShake(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor, noise: Noise | None = None) -> Output:
-        x = self.stem(x)
+        x = convolve(x, self.stem.weight, self.stem.padding)
         for block in self.blocks:
             x = block(x, noise)
-        output: Output = self.heads(x.mean(dim=(2, 3)))
+        output: Output = self.heads(global_average(x))
         return output
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -33,10 +34,36 @@ class Checkpoint:
     facts: dict[str, Any]
 
 
+class Snapshot:
+    """Copies of tensors on their device, which may change from now on; brought to the host by whoever asks.
+
+    On a GPU that happens on a stream of its own, so that it neither waits for the steps queued meanwhile nor holds
+    them up.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        # Contiguous copies: two names may share memory, and channels-last tensors are not plain rows.
+        self._copies = {
+            name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+        }
+        device = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
+        self._copied = None if device is None else torch.cuda.current_stream(device).record_event()
+
+    def on_host(self) -> dict[str, Tensor]:
+        """The copies, as CPU tensors."""
+        if self._copied is None:
+            return self._copies
+        device = next(tensor.device for tensor in self._copies.values() if tensor.is_cuda)
+        stream = torch.cuda.Stream(device)
+        stream.wait_event(self._copied)
+        with torch.cuda.stream(stream):
+            return {name: copy.cpu() for name, copy in self._copies.items()}
+
+
 def save_checkpoint(
     folder: Path,
     step: int,
-    tensors: Mapping[str, Tensor],
+    snapshot: Snapshot,
     facts: Mapping[str, Any],
     keep: Collection[int] = (),
 ) -> None:
@@ -52,11 +79,7 @@ def save_checkpoint(
         for leftover in folder.glob(f"{_WRITING}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         writing.mkdir()
-        # A contiguous copy: two names may share memory, and channels-last tensors are not plain rows.
-        save_file(
-            {key: t.detach().cpu().contiguous().clone() for key, t in tensors.items()},
-            writing / "tensors.safetensors",
-        )
+        save_file(snapshot.on_host(), writing / "tensors.safetensors")
         digest = _digest(writing / "tensors.safetensors", facts)
         (writing / "facts.json").write_text(json.dumps({**facts, "digest": digest}), "utf-8")
         for file in writing.iterdir():

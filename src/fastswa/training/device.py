@@ -27,6 +27,11 @@ class Compute:
         """Of weights and inputs: bf16 keeps 32-bit weights and casts as it computes."""
         return torch.float64 if self.precision == "fp64" else torch.float32
 
+    @property
+    def captures(self) -> bool:
+        """Whether what is launched again and again is captured as a CUDA graph."""
+        return self.engine != "eager" and self.device.type == "cuda"
+
     def arithmetic(self) -> AbstractContextManager[object]:
         """The context that forward passes run in."""
         if self.precision == "bf16":

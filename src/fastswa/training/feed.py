@@ -13,6 +13,7 @@ from fastswa.data.batches import BatchPlan
 from fastswa.methods.method import Method
 from fastswa.noise import step_words
 from fastswa.schedule import cyclic_cosine
+from fastswa.training.ahead import Ahead
 
 
 def learning_rate(config: Config, epoch: float) -> float:
@@ -45,15 +46,18 @@ class Feed:
         self.words = torch.zeros(plan.steps, 2, dtype=torch.int32, device=device)
         self.rates = torch.zeros(plan.steps, 3, dtype=dtype, device=device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
+        self._ahead = Ahead(self._rows)
 
     def load(self, epoch: int, position: int = 0) -> None:
         """Bring an epoch's rows to the device and set the cursor on the step at `position`."""
+        for buffer, rows in zip((self.indices, self.words, self.rates), self._ahead(epoch), strict=True):
+            buffer.copy_(torch.from_numpy(rows))
+        self.cursor.fill_(position)
+
+    def _rows(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         seed, steps = self.config.seed, self.plan.steps
         first = epoch * steps
-        self.indices.copy_(torch.from_numpy(self.plan.rows(seed, epoch)))
-        self.words.copy_(torch.from_numpy(step_words(seed, "step", first, steps)))
-        self.rates.copy_(torch.from_numpy(self._rates(first, steps)))
-        self.cursor.fill_(position)
+        return self.plan.rows(seed, epoch), step_words(seed, "step", first, steps), self._rates(first, steps)
 
     def _rates(self, first: int, count: int) -> np.ndarray:
         steps = self.plan.steps

@@ -5,21 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
-import torch
 from torch import nn
 
 from fastswa.averaging import AveragedWeights
 from fastswa.config import Config
 from fastswa.errors import RunError
-from fastswa.noise import Noise, step_words
-from fastswa.training.checkpoint import save_checkpoint
+from fastswa.training.ahead import Behind
+from fastswa.training.checkpoint import Snapshot, save_checkpoint
 from fastswa.training.device import Compute
 from fastswa.training.feed import Feed, learning_rate
 from fastswa.training.folder import RunFolder
 from fastswa.training.probe import probe
+from fastswa.training.refresh import Refresher
 from fastswa.training.setup import Material
 from fastswa.training.state import State
 from fastswa.training.step import Step, launcher
@@ -56,6 +56,8 @@ class Trainer:
         self.finished = False
         self._clock = time.monotonic()
         self._measured: dict[str, tuple[int, dict[str, dict[str, float]]]] = {}
+        self._refreshers: dict[str, Refresher] = {}
+        self._writing = Behind()
 
     @property
     def steps_per_epoch(self) -> int:
@@ -83,6 +85,12 @@ class Trainer:
 
     def steps(self, watcher: Watcher) -> Iterator[None]:
         """The run as a chain of steps, so that several runs can take turns; `finished` tells how it ended."""
+        try:
+            yield from self._steps(watcher)
+        finally:
+            self.settle()
+
+    def _steps(self, watcher: Watcher) -> Iterator[None]:
         state, steps = self.state, self.steps_per_epoch
         total = self.total_steps
         self._clock = time.monotonic() - self.seconds
@@ -98,6 +106,7 @@ class Trainer:
             if stopped and state.step < total:
                 self.save()
                 return
+        self.settle()
         self.folder.write_models(self.evaluated_networks(), replace(self.material.facts, epoch=self.epoch))
         self.finished = True
 
@@ -141,7 +150,7 @@ class Trainer:
             )
 
     def save(self) -> None:
-        """Write a checkpoint of the present state."""
+        """Write a checkpoint of the present state, while training goes on; `settle` waits for it."""
         self._check_finite()
         self.seconds = time.monotonic() - self._clock
         facts = {
@@ -152,7 +161,12 @@ class Trainer:
             "fingerprint": self.fingerprint,
         }
         keep = {epoch * self.steps_per_epoch for epoch in self.config.checkpoint.keep}
-        save_checkpoint(self.folder.checkpoints, self.state.step, self.state.tensors(), facts, keep)
+        snapshot = Snapshot(self.state.tensors())
+        self._writing(partial(save_checkpoint, self.folder.checkpoints, self.state.step, snapshot, facts, keep))
+
+    def settle(self) -> None:
+        """Return when every checkpoint is on the disk."""
+        self._writing.wait()
 
     def evaluate(self) -> dict[str, Any]:
         """One line of metrics: the mean loss terms since the last one, and every network's figures."""
@@ -184,28 +198,12 @@ class Trainer:
     def _measure_average(self, name: str, average: AveragedWeights) -> dict[str, dict[str, float]]:
         """An average's figures; its refresh depends on its count alone, so an old result stays true."""
         if self._measured.get(name, (0, {}))[0] != average.count:
-            average.refresh(self._refresh_batches(name, average.count), self._refresh_forward)
-            self._measured[name] = (average.count, self._measure(average.module))
+            network = average.module
+            if name not in self._refreshers:
+                self._refreshers[name] = Refresher(network, self.config, self.material, self.compute)
+            self._refreshers[name](f"{name}/{average.count}")
+            self._measured[name] = (average.count, self._measure(network))
         return self._measured[name][1]
-
-    def _refresh_batches(self, name: str, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Index rows and random words of the training batches that an average's statistics come from."""
-        wanted, seed = self.config.evaluation.refresh, self.config.seed
-        words = step_words(seed, f"refresh/{name}/{count}", 0, wanted)
-        done = 0
-        while done < wanted:
-            for row in self.material.plan.epoch(seed, done, f"refresh/{name}/{count}"):
-                if done == wanted:
-                    return
-                yield row, words[done]
-                done += 1
-
-    def _refresh_forward(self, network: nn.Module, batch: tuple[np.ndarray, np.ndarray]) -> None:
-        device = self.compute.device
-        noise = Noise(torch.from_numpy(batch[1]).to(device))
-        view = self.material.augment.view(*self.material.batch(batch[0]), noise.scope("view"))
-        with self.compute.arithmetic():
-            network(view, noise.scope("network"))
 
     def evaluated_networks(self) -> dict[str, nn.Module]:
         """Every network that can be used, averages with fresh statistics."""

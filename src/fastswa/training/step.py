@@ -18,7 +18,8 @@ from fastswa.methods.method import Batch, Terms
 from fastswa.noise import Noise
 from fastswa.training.device import Compute
 from fastswa.training.feed import Feed, StepValues
-from fastswa.training.state import State, preserved
+from fastswa.training.graph import captured
+from fastswa.training.state import State
 
 
 class Step:
@@ -64,7 +65,7 @@ class Step:
         """The method's terms for one row of the feed."""
         batch = self.batch(values)
         if self.beside:
-            batch = replace(batch, join=beside.join)
+            batch = replace(batch, join=lambda target, after: beside.join(target, after.detach()))
         with self.compute.arithmetic():
             return self.state.method.losses(batch, self.state.student, target)
 
@@ -95,25 +96,8 @@ def launcher(step: Step, compute: Compute) -> Callable[[], None]:
         step.target = torch.compile(step.target)  # type: ignore[method-assign]
         step.losses = torch.compile(step.losses)  # type: ignore[method-assign]
         step.update = torch.compile(step.update)  # type: ignore[method-assign]
-    if compute.engine == "eager" or compute.device.type != "cuda":
+    if not compute.captures:
         return step
     step.beside = step.state.teacher is not None
-    return _capture(step)
-
-
-def _capture(step: Step) -> Callable[[], None]:
-    """The step as one CUDA graph; the state is left as it was."""
     cursor = step.feed.cursor
-    with preserved([*step.state.tensors().values(), cursor]):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                cursor.zero_()
-                step()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        cursor.zero_()
-        with torch.cuda.graph(graph):
-            step()
-    return graph.replay
+    return captured(step, [*step.state.tensors().values(), cursor], before=cursor.zero_)
