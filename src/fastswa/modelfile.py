@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -73,20 +73,28 @@ class ModelFacts:
 def folded(network: nn.Module) -> nn.Module:
     """A copy in evaluation mode whose parametrised weights (weight norm) are plain tensors of the same value."""
     plain = copy.deepcopy(unwrap(network)).eval()
-    for module in plain.modules():
+    for module in list(plain.modules()):
         if parametrize.is_parametrized(module):
-            for name in list(module.parametrizations):  # type: ignore[arg-type]
-                parametrize.remove_parametrizations(module, name)
+            # Not by remove_parametrizations: it works on the class, which a copy shares with its original.
+            weights = {name: getattr(module, name).detach() for name in module.parametrizations}  # type: ignore[union-attr]
+            del module.parametrizations
+            module.__class__ = parametrize.type_before_parametrizations(module)
+            for name, weight in weights.items():
+                module.register_parameter(name, nn.Parameter(weight))
     return plain
 
 
 def save_model(path: Path, network: nn.Module, facts: ModelFacts) -> None:
     """Write a network's weights under their plain names, as a whole."""
-    tensors = {
+    _write(path, plain_tensors(network), facts)
+
+
+def plain_tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Copies of a network's weights on the CPU, under their plain names."""
+    return {
         canonical(name): tensor.detach().cpu().contiguous().clone()
         for name, tensor in unwrap(network).state_dict().items()
     }
-    _write(path, tensors, facts)
 
 
 def save_temperature(path: Path, temperature: float) -> None:
@@ -98,8 +106,12 @@ def save_temperature(path: Path, temperature: float) -> None:
 def _write(path: Path, tensors: dict[str, Tensor], facts: ModelFacts) -> None:
     temporary = path.with_name(f".{path.name}.writing")
     # Not by save_file, whose files nobody else may read.
-    temporary.write_bytes(save(tensors, metadata={"fastswa": json.dumps(asdict(facts))}))
+    temporary.write_bytes(save(tensors, metadata=_metadata(facts)))
     os.replace(temporary, path)
+
+
+def _metadata(facts: ModelFacts) -> dict[str, str]:
+    return {"fastswa": json.dumps(asdict(facts))}
 
 
 def read_facts(path: Path) -> ModelFacts:
@@ -126,9 +138,7 @@ def _read(path: Path) -> tuple[ModelFacts, dict[str, Tensor]]:
     except (SafetensorError, OSError) as error:
         raise RequestError(f"{path} is not a whole safetensors file.") from error
     try:
-        plain = json.loads(metadata["fastswa"])
-        lists = {name: tuple(plain[name]) for name in ("classes", "shape", "mean", "std")}
-        facts = ModelFacts(**{"decoding": 1, **plain, **lists})
+        facts = _facts(metadata)
     except (KeyError, TypeError, ValueError) as error:
         raise RequestError(f"{path} was not written by this fastswa: its metadata say nothing of a network.") from error
     if facts.decoding != RULES:
@@ -137,6 +147,12 @@ def _read(path: Path) -> tuple[ModelFacts, dict[str, Tensor]]:
             "use the fastswa that trained it."
         )
     return facts, tensors
+
+
+def _facts(metadata: Mapping[str, str]) -> ModelFacts:
+    plain = json.loads(metadata["fastswa"])
+    lists = {name: tuple(plain[name]) for name in ("classes", "shape", "mean", "std")}
+    return ModelFacts(**{"decoding": 1, **plain, **lists})
 
 
 @dataclass(frozen=True)
@@ -303,3 +319,19 @@ def load_model(path: Path, network: str | None = None) -> TrainedModel:
     except RuntimeError as error:
         raise RequestError(f"{file} does not fit its own architecture {facts.architecture}.") from error
     return TrainedModel(built, facts)
+
+
+def model_bytes(model: TrainedModel) -> bytes:
+    """What `save_model` would write."""
+    content: bytes = save(plain_tensors(model.network), metadata=_metadata(model.facts))
+    return content
+
+
+def model_of_bytes(content: bytes) -> TrainedModel:
+    """The model that `model_bytes` gave, on the CPU."""
+    # A safetensors file begins with the length of its header, which is JSON.
+    length = int.from_bytes(content[:8], "little")
+    facts = _facts(json.loads(content[8 : 8 + length])["__metadata__"])
+    network = facts.build()
+    network.load_state_dict(load(content))
+    return TrainedModel(network, facts)
