@@ -30,4 +30,10 @@ def captured(
         # Other threads may write checkpoints meanwhile.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             work()
-    return graph.replay
+
+    def replay() -> None:
+        graph.replay()
+
+    # The graph launches kernels that compiled work owns: they must not go before it.
+    replay.work = work  # type: ignore[attr-defined]
+    return replay
