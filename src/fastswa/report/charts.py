@@ -27,6 +27,8 @@ from fastswa.report.svg import (
 
 WIDTH, LEFT, RIGHT, TOP = 560.0, 62.0, 16.0, 14.0
 _MOST_DOTS, _MOST_MARKS = 60, 60
+# A bin of fewer images says little, and is drawn faintly.
+FEW = 10
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,24 @@ class Rate:
     cycle_ends: tuple[float, ...]
 
 
-def error_frame(curves: Sequence[Curve], epochs: float) -> tuple[float, float]:
+def _values(curves: Sequence[Curve]) -> tuple[list[float], list[float]]:
+    """All values that are numbers, and those of the second half of each curve's epochs."""
+    every = [value for curve in curves for _, value in curve.points if math.isfinite(value)]
+    late = [
+        value
+        for curve in curves
+        for epoch, value in curve.points
+        if epoch >= curve.points[-1][0] / 2 and math.isfinite(value)
+    ]
+    return every, late or every
+
+
+def error_frame(curves: Sequence[Curve]) -> tuple[float, float]:
     """The errors to draw between: all of the second half, and no more than twice as far as that reaches.
 
     Training begins near chance, and a frame that held all of it would squeeze the differences that matter.
     """
-    values = [value for curve in curves for _, value in curve.points if math.isfinite(value)]
-    late = [v for curve in curves for epoch, v in curve.points if epoch >= epochs / 2 and math.isfinite(v)] or values
+    values, late = _values(curves)
     if not values:
         return 0.0, 100.0
     low, high = min(values), max(late)
@@ -66,7 +79,7 @@ def error_chart(curves: Sequence[Curve], epochs: float, rate: Rate | None, label
     height = 406.0 if rate is not None else 336.0
     bottom = 286.0
     right = WIDTH - RIGHT
-    low, high = error_frame(curves, epochs)
+    low, high = error_frame(curves)
     x, y = Scale(0.0, max(epochs, 1.0), LEFT, right), Scale(low, high, bottom, TOP)
     base = height - 50.0
     parts = [y_axis(y, LEFT, right, ticks(low, high), lambda value: f"{tick_text(value)}%")]
@@ -121,10 +134,9 @@ def _lines(curves: Sequence[Curve], x: Scale, y: Scale, frame: tuple[float, floa
     return Markup("").join(parts)
 
 
-def gain_frame(curves: Sequence[Curve], epochs: float) -> tuple[float, float]:
+def gain_frame(curves: Sequence[Curve]) -> tuple[float, float]:
     """The gains to draw between: zero and all of the second half, with as much again for what came before."""
-    values = [value for curve in curves for _, value in curve.points if math.isfinite(value)]
-    late = [v for curve in curves for epoch, v in curve.points if epoch >= epochs / 2 and math.isfinite(v)] or values
+    values, late = _values(curves)
     low, high = min([0.0, *late]), max([0.0, *late])
     reach = max(high - low, 0.2)
     low, high = max(min([0.0, *values]), low - reach / 2), min(max([0.0, *values]), high + reach / 2)
@@ -136,7 +148,7 @@ def gain_chart(curves: Sequence[Curve], epochs: float, label: str) -> Markup:
     """How many points of error each average has less than its student, against epoch."""
     height, right = 336.0, WIDTH - RIGHT
     base = height - 50.0
-    low, high = gain_frame(curves, epochs)
+    low, high = gain_frame(curves)
     x, y = Scale(0.0, max(epochs, 1.0), LEFT, right), Scale(low, high, base, TOP)
     return picture(
         WIDTH,
@@ -173,8 +185,9 @@ def reliability_chart(reliability: Reliability, label: str) -> Markup:
             f"said {b.confidence:.1%}, right {b.accuracy:.1%}"
         )
         low, high = sorted((b.accuracy, b.confidence))
-        parts.append(rectangle(left, y(b.accuracy), wide, y(0.0) - y(b.accuracy), "bar", said))
-        parts.append(rectangle(left, y(high), wide, y(low) - y(high), "gap", said))
+        few = " few" if b.count < FEW else ""
+        parts.append(rectangle(left, y(b.accuracy), wide, y(0.0) - y(b.accuracy), f"bar{few}", said))
+        parts.append(rectangle(left, y(high), wide, y(low) - y(high), f"gap{few}", said))
         parts.append(rectangle(left, share(b.count), wide, base - share(b.count), "count", said))
     parts.append(line([(x(0.0), y(0.0)), (x(1.0), y(1.0))], "diagonal"))
     parts.append(text(LEFT + 8, TOP + 14, "right this often", "note", "start"))

@@ -59,10 +59,11 @@ def _figure(runs: Sequence[RunRecord], names: Sequence[str], images: str) -> Fig
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
         style = f"s-run-{number % _COLOURS + 1}{' turn' if number >= _COLOURS else ''}"
         chosen = run.curve(images, run.chosen)
+        if not chosen:
+            continue
         if run.chosen != "student":
             curves.append(Curve(f"{name}, student", f"{style} faint", run.curve(images, "student")))
-        if chosen:
-            curves.append(Curve(f"{name}, {shown(run.chosen)}", style, chosen))
+        curves.append(Curve(f"{name}, {shown(run.chosen)}", style, chosen))
         legend.append((f"{name} ({shown(run.chosen)})", style))
     epochs = max(max(float(run.config.schedule.epochs), run.epoch) for run in runs)
     schedules = {tuple(run.config.schedule.model_dump().items()) for run in runs}
@@ -76,8 +77,9 @@ def _figure(runs: Sequence[RunRecord], names: Sequence[str], images: str) -> Fig
 
 
 def _networks(runs: Sequence[RunRecord]) -> list[str]:
-    """All their networks, in the order in which the runs have them."""
-    return list(dict.fromkeys(name for run in runs for name in run.networks))
+    """All their networks: student and teacher, then the averages as the runs list them."""
+    found = dict.fromkeys(name for run in runs for name in run.networks)
+    return sorted(found, key=lambda name: ("student", "teacher", name).index(name))
 
 
 def _errors(runs: Sequence[RunRecord], names: Sequence[str], images: str) -> Table:
@@ -132,7 +134,7 @@ def _differing(names: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> T
         if any(one.get(key) != settings[0].get(key) for one in settings)
     ]
     head = ["setting", *(words.readable(name) for name in names)]
-    return Table("Settings that differ", head, rows) if rows else None
+    return Table("Settings that differ", head, rows, numbers=len(head)) if rows else None
 
 
 def _costs(runs: Sequence[RunRecord], names: Sequence[str]) -> Table:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+import shlex
 from typing import Any
 
 from fastswa.report import words
-from fastswa.report.charts import reliability_chart
+from fastswa.report.charts import FEW, reliability_chart
 from fastswa.report.confusion import class_figures, largest_mixups
 from fastswa.report.findings import Doubts, Example, Findings, Measured
 from fastswa.report.page import Figure, Table
+from fastswa.report.record import RunRecord
 from fastswa.report.suggest import SURE
 from fastswa.report.thumbnails import matrix_picture
 
 # A matrix with more classes than this is drawn as a picture: its numbers could not be read any more.
 TABLE_CLASSES = 20
 _MIXUPS = 20
+_WORTH_SCALING = 0.02
 
 
 def confusions_part(found: Findings, measured: Measured) -> dict[str, Any]:
@@ -75,8 +78,9 @@ def _cells(found: Findings, measured: Measured) -> list[list[tuple[int, str, flo
     ]
 
 
-def calibration_part(measured: Measured) -> dict[str, Any]:
+def calibration_part(run: RunRecord, findings: Findings, measured: Measured) -> dict[str, Any]:
     found = measured.reliability
+    scalable = findings.counts["validation"] > 0 and findings.temperature == 1.0 and found.ece >= _WORTH_SCALING
     label = (
         f"Reliability diagram on the {measured.images} images: how often the model is right against its confidence; "
         f"expected calibration error {words.share(found.ece)}"
@@ -96,7 +100,7 @@ def calibration_part(measured: Measured) -> dict[str, Any]:
     )
     caption = (
         "Bars: how often answers of such confidence are right. On the diagonal the model is exactly as sure as it is "
-        "right; the shaded gap is what it is off by. Below: how many images."
+        f"right; the red gap is what it is off by. Faint bars rest on fewer than {FEW} images. Below: how many images."
     )
     off = found.confidence - found.accuracy
     lean = "too sure of itself" if off > 0 else "too cautious"
@@ -106,6 +110,7 @@ def calibration_part(measured: Measured) -> dict[str, Any]:
         "images": words.plural(measured.count, measured.images + " image"),
         "confidence": words.share(found.confidence),
         "accuracy": words.share(found.accuracy),
+        "hint": f"fastswa calibrate {shlex.quote(str(run.path))}" if scalable else None,
         "lean": lean if abs(off) >= 0.005 else "about as sure as it should be",
     }
 

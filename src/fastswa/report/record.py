@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,11 +144,9 @@ def _environment(path: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def short_names(runs: Iterable[RunRecord]) -> list[str]:
-    """As much of the end of each path as tells the runs apart."""
+def short_names(runs: Sequence[RunRecord]) -> list[str]:
+    """The runs' names, or as much of the end of each path as tells them apart."""
     parts = [run.path.resolve().parts for run in runs]
-    for length in range(1, max(map(len, parts), default=0) + 1):
-        names = ["/".join(part[-length:]).removeprefix("//") for part in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [str(run.path) for run in runs]
+    longest = max(map(len, parts), default=0)
+    tries = ([run.name for run in runs], *(["/".join(part[-k:]) for part in parts] for k in range(2, longest)))
+    return next((names for names in tries if len(set(names)) == len(names)), [str(run.path) for run in runs])

@@ -23,11 +23,9 @@ class Remark:
     grave: bool = False
 
 
-def remarks(run: RunRecord, found: Findings | None, missing: str | None) -> list[Remark]:
-    """All that is worth saying, the grave first; `missing` is why the images could not be looked at."""
+def remarks(run: RunRecord, found: Findings | None) -> list[Remark]:
+    """All that is worth saying, the grave first; `found` is None where the images could not be looked at."""
     every = [*_of_the_record(run), *([] if found is None else _of_the_images(run, found))]
-    if missing is not None:
-        every.append(Remark(missing))
     return sorted(every, key=lambda remark: not remark.grave)
 
 
@@ -59,6 +57,8 @@ def _of_the_record(run: RunRecord) -> list[Remark]:
 
 def _of_the_images(run: RunRecord, found: Findings) -> list[Remark]:
     made: list[Remark] = []
+    if found.epoch != run.epoch and run.metrics:
+        made.append(Remark(f"The run's model is that of epoch {found.epoch:g}: it is what looked at the images below."))
     if found.leaks:
         are = "test image is" if found.leaks == 1 else "test images are"
         made.append(

@@ -95,7 +95,7 @@ def _refuse_strange(target: Path) -> None:
     except OSError as error:
         raise RequestError(f"cannot write {target}: {error.strerror}.") from error
     if not known:
-        raise RequestError(f"{target} is there already and is no report of fastswa; choose another --out.")
+        raise RequestError(f"{target} is there already and is no report of fastswa; move it or choose another --out.")
 
 
 def _write(target: Path, content: bytes) -> None:

@@ -1,0 +1,119 @@
+"""Several runs on one page: their errors apart by set of images, what differs, and repeats summed up."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from report_checks import Page, check
+from report_runs import folder, train_own
+
+from fastswa.report.compare import comparison_page
+from fastswa.report.record import RunRecord, read_run, short_names
+from tiny_runs import StoppingWatcher, tiny, train
+
+
+@pytest.fixture(scope="session")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs on the digits with 20 validation images: two seeds of one recipe and another method."""
+    place = tmp_path_factory.mktemp("several")
+    held_out = {"split": {"validation": 20}}
+    train(tiny(held_out, {"seed": 1}), place / "mt" / "seed-1")
+    train(tiny(held_out, {"seed": 2}), place / "mt" / "seed-2")
+    train(tiny(held_out, {"seed": 1}, recipe="digits-pi"), place / "pi")
+    return place
+
+
+def runs(place: Path, *names: str) -> list[RunRecord]:
+    return [read_run(place / name) for name in names]
+
+
+def cells(page: Page, caption: str) -> list[list[str]]:
+    """The rows of the table with a caption."""
+    found, reading = [], False
+    for (tag, _), words in zip(page.elements, page.texts, strict=True):
+        text = " ".join(words.split())
+        if tag == "caption":
+            reading = text == caption
+        elif reading and tag == "tr":
+            found.append([])
+        elif reading and tag in ("th", "td"):
+            found[-1].append(text)
+    return found
+
+
+def test_errors_of_validation_and_test_stand_apart(several: Path) -> None:
+    records = runs(several, "mt/seed-1", "pi")
+    page = check(comparison_page(records))
+    for images, caption in (("test", "Final test error"), ("validation", "Final validation error")):
+        head, *rows = cells(page, caption)
+        assert head == ["run", "epoch", "student", "teacher", "SWA", "fast-SWA", "EMA"]
+        assert [row[:2] for row in rows] == [["mt/seed-1", "4"], ["pi", "4"]]
+        for record, row in zip(records, rows, strict=True):
+            final = record.final(images)
+            names = ("student", "teacher", "swa", "fast_swa", "ema")
+            assert row[2:] == [f"{final[name]:.2f}%" if name in final else "–" for name in names]
+    # The best on validation stands out, and nothing on the test images does.
+    strong = [words for (_, one), words in zip(page.elements, page.texts, strict=True) if "strong" in str(one)]
+    least = min(error for record in records for error in record.final("validation").values())
+    assert {words.strip() for words in strong} == {f"{least:.2f}%"}
+
+
+def test_only_the_settings_that_differ_are_listed(several: Path) -> None:
+    rows = cells(check(comparison_page(runs(several, "mt/seed-1", "pi"))), "Settings that differ")
+    assert rows[0] == ["setting", "mt/seed-1", "pi"]
+    assert ["method.name", "mean-teacher", "pi"] in rows
+    assert all(one != other for _, one, other in rows[1:])
+    page = check(comparison_page(runs(several, "mt/seed-1", "mt/seed-2")))
+    assert [row[0] for row in cells(page, "Settings that differ")] == ["setting", "seed", "split.seed"]
+    assert "hold out different validation images" in page.words
+
+
+def test_seeds_are_summed_up(several: Path) -> None:
+    records = runs(several, "mt/seed-1", "mt/seed-2", "pi")
+    rows = cells(check(comparison_page(records)), "Test error in percent, mean ± standard deviation over seeds")
+    first, second = (record.final("test")["fast_swa"] for record in records[:2])
+    spread = abs(first - second) / 2**0.5
+    assert len(rows) == 2
+    assert rows[1][:2] == ["mt/seed-1 and 1 more", "2"]
+    assert rows[1][5] == f"{(first + second) / 2:.2f} ± {spread:.2f}"
+
+
+def test_the_learning_rate_is_drawn_where_all_share_it(several: Path, tmp_path: Path) -> None:
+    page = comparison_page(runs(several, "mt/seed-1", "pi"))
+    assert "line rate" in page
+    assert "the learning rate, which all share" in page
+    other = tmp_path / "other"
+    train(tiny({"optimiser": {"lr": 0.01}}), other)
+    assert "line rate" not in comparison_page([*runs(several, "pi"), read_run(other)])
+
+
+def test_what_cannot_be_compared_is_told(several: Path, tmp_path: Path) -> None:
+    train_own(folder(tmp_path / "data"), tmp_path / "own")
+    train(tiny(), tmp_path / "stopped", StoppingWatcher(stop=7))
+    page = check(comparison_page([*runs(several, "pi"), *runs(tmp_path, "own", "stopped")]))
+    assert "The runs were measured on different data: their errors cannot be compared." in page.words
+    assert "stopped is unfinished (epoch 2 of 4)." in page.words
+    assert "The runs had different numbers of labels." in page.words
+
+
+def test_many_runs_and_a_run_without_a_figure(several: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    shutil.copytree(several / "pi", empty)
+    (empty / "metrics.jsonl").write_text("")
+    many = [read_run(empty), *runs(several, "mt/seed-1", "mt/seed-2", "pi") * 4]
+    page = check(comparison_page(many))
+    assert "13 runs compared" in page.words
+    assert "turn" in page.source  # more runs than colours
+    assert check(comparison_page([read_run(empty), read_run(empty)])).words.count("None of the runs has measured") == 1
+
+
+def test_names_are_as_long_as_it_takes(several: Path, tmp_path: Path) -> None:
+    assert short_names(runs(several, "mt/seed-1", "pi")) == ["mt/seed-1", "pi"]
+    for name in ("a/run", "b/run", "a/c/run"):
+        shutil.copytree(several / "pi", tmp_path / name)
+    assert short_names(runs(tmp_path, "a/run", "b/run")) == ["a/run", "b/run"]
+    assert short_names(runs(tmp_path, "a/run", "a/c/run")) == ["a/run", "c/run"]
+    record = read_run(several / "pi")
+    assert short_names([record, record]) == [str(record.path)] * 2
