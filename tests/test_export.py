@@ -23,7 +23,6 @@ from fastswa.export import compare, write_export
 from fastswa.modelfile import ModelFacts, TrainedModel, folded, softmax
 from fastswa.models.network import Output
 from fastswa.models.shake_shake import ShakeShake
-from fastswa.training.folder import RunFolder
 from tiny_runs import tiny, train
 
 onnx = pytest.importorskip("onnx")
@@ -281,7 +280,11 @@ def test_random_images_where_the_runs_own_are_gone(command: Command, tmp_path: P
     images = np.random.default_rng(0).integers(0, 256, (60, 8, 8), np.uint8)
     np.savez(tmp_path / "a.npz", x_train=images, y_train=np.arange(60) % 2)
     batch = {"size": 12, "labelled": 6, "steps": 2}
-    settings = {"data": {"source": str(tmp_path / "a.npz")}, "batch": batch, "split": {"labels": None}}
+    settings = {
+        "data": {"source": str(tmp_path / "a.npz")},
+        "batch": batch,
+        "split": {"labels": None, "validation": 12},
+    }
     train(tiny(settings, {"schedule": {"epochs": 1}}), tmp_path / "run")
 
     def checked_on(place: Path) -> str:
@@ -289,7 +292,6 @@ def test_random_images_where_the_runs_own_are_gone(command: Command, tmp_path: P
         facts: dict[str, str] = json.loads(answer.out)
         return facts["checked_on"]
 
-    assert RunFolder(tmp_path / "run").config().split.validation == 12
     assert checked_on(tmp_path / "run") == "12 validation images"
     assert checked_on(tmp_path / "run" / "model.safetensors") == "64 random images"
     (tmp_path / "a.npz").unlink()

@@ -67,7 +67,11 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         name = f"{number:02}.{('png', 'jpg', 'webp')[number % 3]}"
         Image.fromarray(picture).save(root / "images" / part / name)
     batch = {"size": 12, "labelled": 6, "steps": 2}
-    settings = {"data": {"source": str(root / "images"), "size": 12}, "batch": batch, "split": {"labels": None}}
+    settings = {
+        "data": {"source": str(root / "images"), "size": 12},
+        "batch": batch,
+        "split": {"labels": None, "validation": 3},
+    }
     train(tiny(settings, {"schedule": {"epochs": 1}}, recipe="digits-mean-teacher"), root / "run")
     return root / "images", root / "run"
 
@@ -233,6 +237,7 @@ def test_what_is_there_stays_until_the_new_is_whole(
         ("RUN/model.safetensors a.png --network swa", "RUN/model.safetensors is one model; --network chooses"),
         ("RUN a.png --device gpu", "device.name: 'gpu' is not a device; use auto, cpu, cuda or cuda:N."),
         ("seeds a.png", "seeds holds the runs of several seeds; name one, such as seeds/seed-1."),
+        ("nothing a.png", "nothing is no run folder: there is neither a config.toml nor a model.safetensors in it."),
         ("stopped a.png", "stopped has no model yet; finish it with `fastswa resume stopped`."),
         ("RUN/model.safetensors --part test", "RUN/model.safetensors holds no run: there is no config.toml in it."),
     ],
@@ -244,6 +249,7 @@ def test_wrong_requests(
     Path("RUN").symlink_to(finished)
     Image.new("L", (8, 8)).save("a.png")
     Path("list.csv").write_text("path\na.png\n")
+    Path("nothing").mkdir()
     for run in ("seeds/seed-1", "stopped"):
         Path(run).mkdir(parents=True)
         Path(run, "config.toml").write_text("")

@@ -301,6 +301,7 @@ def find_model(path: Path, network: str | None = None) -> Path:
         several = sorted(path.glob("seed-*/config.toml"))
         if several:
             raise RequestError(f"{path} holds the runs of several seeds; name one, such as {several[0].parent}.")
+        raise RequestError(f"{path} is no run folder: there is neither a config.toml nor a model.safetensors in it.")
     if network is None:
         return file
     names = [place.stem for place in sorted((path / "models").glob("*.safetensors"))]
