@@ -11,10 +11,16 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from fastswa.check import CheckReport, check_data, find_duplicates, print_report
+from fastswa.check import CheckReport, find_duplicates, print_report
+from fastswa.check import check_data as check_and_time
 from fastswa.data.images import Dataset, ImageSet
 from fastswa.data.plan import Options
 from fastswa.errors import RequestError
+
+
+def check_data(source: str, root: Path = Path("data"), options: Options | None = None) -> CheckReport:
+    """Without the seconds that timing takes."""
+    return check_and_time(source, root, options, timing=False)
 
 
 def put(path: Path, value: int, side: int = 8) -> None:
@@ -47,8 +53,10 @@ def test_counts_and_batches(tmp_path: Path) -> None:
     assert report.shape == (1, 8, 8)
     assert report.sizes["different"] == 1
     assert report.sizes["largest"] == (8, 8)
-    # A fifth of the labels is held out; a pass over 60 unlabelled images, 50 a batch, is one step.
-    assert report.batch == {"size": 100, "labelled": 50, "steps": 1, "training_labels": 80, "validation": 20}
+    # A fifth of the labels is held out; 80 of 140 images are labelled, and so are 57 of a batch's 100. A pass over the
+    # unlabelled images would be one step.
+    assert report.batch == {"size": 100, "labelled": 57, "steps": 25, "training_labels": 80, "validation": 20}
+    assert report.time is None
     assert report.duplicates.within == {"labelled": 0, "unlabelled": 0, "test": 0}
     assert report.duplicates.examples == []
     assert report.prepared == str(tmp_path / ".fastswa-cache")
@@ -173,7 +181,7 @@ def test_an_npz_file(tmp_path: Path) -> None:
     assert report.shape == (3, 4, 6)
     assert report.sizes["smallest"] == (4, 6)
     assert report.prepared is None
-    assert report.batch == {"size": 100, "labelled": 50, "steps": 3, "training_labels": 120, "validation": 30}
+    assert report.batch == {"size": 100, "labelled": 50, "steps": 25, "training_labels": 120, "validation": 30}
 
 
 def test_the_digits() -> None:
@@ -190,3 +198,26 @@ def test_what_training_refuses_is_refused(tmp_path: Path) -> None:
         check_data(str(tmp_path))
     with pytest.raises(RequestError, match="no data source 'digit'"):
         check_data("digit")
+
+
+def test_the_time_of_the_default_run_is_measured(tmp_path: Path) -> None:
+    report = check_and_time(str(folder(tmp_path)))
+    assert report.time is not None
+    assert report.time["how"].startswith("measured on ")
+    assert report.time["epochs"] in (60, 180)
+    step, epoch = report.time["step_seconds"], report.time["epoch_seconds"]
+    assert 0 < step < 10
+    assert epoch == pytest.approx(25 * step, rel=0.01)
+    # Evaluations and checkpoints come on top of the steps.
+    assert report.time["run_minutes"] >= round(report.time["epochs"] * epoch / 60, 1) > 0
+    text = shown(report)
+    assert f"time: a step takes {1e3 * step:.3g} ms (measured on " in text
+    assert "`--minutes M` trains for as long as you say" in text
+    assert json.loads(json.dumps(report.to_dict()))["time"] == report.time
+
+
+def test_no_time_is_measured_where_training_would_be_refused(tmp_path: Path) -> None:
+    folder(tmp_path)
+    (tmp_path / "unlabeled" / "0.png").write_bytes(b"nothing")
+    assert check_and_time(str(tmp_path)).time is None
+    assert check_and_time("digits").time is None

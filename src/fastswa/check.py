@@ -22,7 +22,7 @@ from fastswa.errors import RequestError
 
 FEW = 3
 PARTS = ("labelled", "unlabelled", "test")
-_EXAMPLES, _SHOWN = 10, 30
+_EXAMPLES, _SHOWN, _TIMED = 10, 30, 1000
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class CheckReport:
     sizes: dict[str, Any]
     duplicates: Duplicates
     batch: dict[str, int] | None
+    time: dict[str, Any] | None
     unreadable: dict[str, str] = field(default_factory=dict)
     ignored: dict[str, int] = field(default_factory=dict)
     prepared: str | None = None
@@ -78,8 +79,13 @@ class CheckReport:
         return {"ok": self.ok, **asdict(self)}
 
 
-def check_data(source: str, root: Path = Path("data"), options: Options | None = None) -> CheckReport:
-    """A report on a folder, a manifest, an .npz file or a built-in data set; files are prepared on the way."""
+def check_data(
+    source: str, root: Path = Path("data"), options: Options | None = None, *, timing: bool = True
+) -> CheckReport:
+    """A report on a folder, a manifest, an .npz file or a built-in data set; files are prepared on the way.
+
+    With `timing` a few steps are trained on one's own data to say how long the default run takes.
+    """
     options = options or Options()
     unreadable: dict[str, str] = {}
     ignored: dict[str, int] = {}
@@ -102,6 +108,7 @@ def check_data(source: str, root: Path = Path("data"), options: Options | None =
     tests = np.bincount(test.labels, minlength=len(train.classes)) if test is not None else np.zeros_like(counts)
     duplicates = find_duplicates(dataset)
     batch = _batch(source, dataset, problems)
+    own = source not in SOURCES
     notes += _notes(dataset, counts, duplicates)
     return CheckReport(
         source=source,
@@ -114,6 +121,7 @@ def check_data(source: str, root: Path = Path("data"), options: Options | None =
         sizes=_sizes(plan, train),
         duplicates=duplicates,
         batch=batch,
+        time=_time(source, dataset) if timing and own and batch is not None and not problems else None,
         unreadable=unreadable,
         ignored=ignored,
         prepared=prepared_at,
@@ -186,6 +194,7 @@ def _batch(source: str, dataset: Dataset, problems: list[str]) -> dict[str, int]
     from fastswa.data.batches import plan_batches
     from fastswa.data.splits import make_split
     from fastswa.layers import build_config, own_data_layer
+    from fastswa.models import refuse_size
     from fastswa.training.setup import with_data_defaults
 
     try:
@@ -193,6 +202,7 @@ def _batch(source: str, dataset: Dataset, problems: list[str]) -> dict[str, int]
         validation = config.split.validation or 0
         split = make_split(dataset.train, labels=config.split.labels, validation=validation)
         batches = plan_batches(split, size=config.batch.size, labelled=config.batch.labelled, steps=config.batch.steps)
+        refuse_size(config.model.name, dataset.train.shape)
     except RequestError as error:
         problems.append(str(error))
         return None
@@ -203,6 +213,53 @@ def _batch(source: str, dataset: Dataset, problems: list[str]) -> dict[str, int]
         "training_labels": len(split.labelled),
         "validation": len(split.validation),
     }
+
+
+def _time(source: str, dataset: Dataset) -> dict[str, Any]:
+    """How long a step, an epoch and the whole of the default run take on this machine: a few steps are timed."""
+    from tempfile import TemporaryDirectory
+
+    from fastswa.layers import build_config, own_data_layer
+    from fastswa.training.budget import duration, measure
+    from fastswa.training.device import choose_compute, settings_of
+    from fastswa.training.folder import RunFolder
+    from fastswa.training.loop import Trainer
+    from fastswa.training.setup import prepare as prepare_run
+    from fastswa.training.setup import with_data_defaults
+    from fastswa.training.state import build_state
+
+    config = with_data_defaults(build_config(own_data_layer(source)), dataset)
+    compute = choose_compute(config.device)
+    if compute.engine == "compiled":
+        compute = replace(compute, engine="graph")  # compiling takes longer than the answer is worth
+    tested = len(dataset.test) if dataset.test is not None else 0
+    with settings_of(compute, config.device.threads), TemporaryDirectory() as folder:
+        trial = config.model_copy(update={"split": config.split.model_copy(update={"validation": 0, "seed": 0})})
+        material = prepare_run(trial, _some(dataset), compute)
+        state = build_state(trial, compute, material.facts, images=len(material.pixels), fresh=False)
+        costs = measure(Trainer(trial, material, state, compute, RunFolder(Path(folder)), ""), 1.0)
+    images = tested + (config.split.validation or 0)
+    steps = material.plan.steps
+    whole = duration(config, costs, steps=steps, networks=len(state.networks()), images=images)
+    return {
+        "how": f"measured on {compute.device}",
+        "step_seconds": float(f"{costs.step:.3g}"),
+        "epoch_seconds": float(f"{steps * costs.step:.3g}"),
+        "epochs": config.schedule.epochs,
+        "run_minutes": round(whole / 60, 1),
+    }
+
+
+def _some(dataset: Dataset) -> Dataset:
+    """A part of the training images, labelled and not: a step's time does not depend on what they show."""
+    labels = dataset.train.labels
+    rows = np.sort(
+        np.concatenate([np.flatnonzero(labels != UNLABELLED)[:_TIMED], np.flatnonzero(labels == UNLABELLED)[:_TIMED]])
+    )
+    train = ImageSet(
+        np.ascontiguousarray(dataset.train.pixels[rows]), labels[rows], dataset.classes, dataset.train.name
+    )
+    return Dataset(train, None, dataset.normalisation)
 
 
 def _notes(dataset: Dataset, counts: np.ndarray, duplicates: Duplicates) -> list[str]:
@@ -253,6 +310,13 @@ def _sentences(report: CheckReport) -> Iterator[str]:
         yield (
             f"a batch: {batch['size']} images, {batch['labelled']} of them labelled; an epoch: {batch['steps']} "
             f"steps; {batch['training_labels']} labels to train on, {batch['validation']} held out"
+        )
+    if report.time is not None:
+        spent = report.time
+        yield (
+            f"time: a step takes {1e3 * spent['step_seconds']:.3g} ms ({spent['how']}), an epoch "
+            f"{spent['epoch_seconds']:.3g} s, the default {spent['epochs']} epochs about {spent['run_minutes']:g} min; "
+            "`--minutes M` trains for as long as you say"
         )
     copies = {**report.duplicates.within, **report.duplicates.across}
     found = ", ".join(f"{count} in {name}" for name, count in copies.items() if count)

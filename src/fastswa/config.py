@@ -6,7 +6,7 @@ Settings left at None follow others (`split.seed` follows `seed`, an average's `
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -22,6 +22,9 @@ class Section(BaseModel):
     """A table of settings: frozen, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+SomeSection = TypeVar("SomeSection", bound=Section)
 
 
 class DataConfig(Section):
@@ -67,14 +70,15 @@ class SplitConfig(Section):
 
 class BatchConfig(Section):
     size: Positive = Field(100, description="images in a step, labelled and unlabelled together")
-    labelled: Positive = Field(50, description="labelled images in a step")
+    labelled: Positive = Field(50, description="labelled images in a step, or half of them in a smaller one")
     steps: Positive | None = Field(
         None, description="steps in an epoch; none given: one pass over the unlabelled images"
     )
+    balanced: bool = Field(False, description="each class equally often among the labelled images of a step")
 
     @model_validator(mode="after")
     def _fits(self) -> BatchConfig:
-        if self.labelled > self.size:
+        if self.labelled > self.size and "labelled" in self.model_fields_set:
             raise ValueError(f"batch.labelled ({self.labelled}) is larger than batch.size ({self.size})")
         return self
 
@@ -229,8 +233,19 @@ RESUMABLE = (
 )
 
 
+def filled(section: SomeSection, **values: Any) -> SomeSection:
+    """The section with `values` for those settings that nobody gave; they go on counting as not given."""
+    new = {k: v for k, v in values.items() if k not in section.model_fields_set or getattr(section, k) is None}
+    copy = section.model_copy(update=new)
+    copy.model_fields_set.difference_update(new)
+    return copy
+
+
 def resolved(config: Config) -> Config:
-    """The same settings with those that follow others filled in (data and device excepted)."""
+    """The same settings with those that follow others filled in (data and device excepted).
+
+    Once more after a change, what was filled in before follows the change.
+    """
     schedule = config.schedule
     cycle = schedule.cycle if schedule.after == "cycles" else 0.0
     defaults = {
@@ -242,20 +257,19 @@ def resolved(config: Config) -> Config:
     averages = {}
     for name, average in config.averaging.items():
         start, every = defaults[average.kind]
-        averages[name] = average.model_copy(
-            update={
-                "start": start if average.start is None else average.start,
-                "every": every if average.every is None else average.every,
-            }
-        )
-    split = config.split
-    if split.seed is None:
-        split = split.model_copy(update={"seed": config.seed})
-    return config.model_copy(update={"averaging": averages, "split": split})
+        averages[name] = filled(average, start=start, every=every)
+    split = filled(config.split, seed=config.seed)
+    batch = config.batch
+    if batch.labelled >= batch.size:
+        batch = filled(batch, labelled=max(batch.size // 2, 1))
+    return config.model_copy(update={"averaging": averages, "split": split, "batch": batch})
 
 
-def to_dict(config: Config) -> dict[str, Any]:
-    """Plain nested dicts without the settings that are None; whole floats as integers."""
+def to_dict(config: Config, *, only_given: bool = False) -> dict[str, Any]:
+    """Plain nested dicts without the settings that are None; whole floats as integers.
+
+    With `only_given` those that somebody gave, so that the others can still follow the data.
+    """
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -266,5 +280,5 @@ def to_dict(config: Config) -> dict[str, Any]:
             return int(value)
         return value
 
-    result: dict[str, Any] = plain(config.model_dump())
+    result: dict[str, Any] = plain(config.model_dump(exclude_unset=only_given))
     return result

@@ -215,3 +215,34 @@ def test_supervised_training_takes_as_many_steps_with_extra_images() -> None:
     plan = plan_of(40, 30, 20, 8, labelled_only=True, **options)
     assert (plan.steps, plan.extra_per_epoch) == (10, 0)
     assert plan.epoch(0, 0).max() < 40
+
+
+def test_classes_take_turns_in_balanced_batches() -> None:
+    classes = np.array([0] * 30 + [1] * 5 + [3] * 2)
+    plan = plan_of(37, 500, 20, 9, classes=classes)
+    matrix = plan.epoch(0, 0)
+    drawn = matrix[:, :9]
+    assert (matrix[:, 9:] >= 37).all()
+    for row in drawn:
+        assert [int((classes[row] == label).sum()) for label in (0, 1, 3)] == [3, 3, 3]
+    # Each class is a chain of shuffles of its own: all of its images before any comes again.
+    of_one = drawn.flatten()[classes[drawn.flatten()] == 1]
+    assert all(sorted(of_one[i : i + 5]) == [30, 31, 32, 33, 34] for i in range(0, len(of_one) - 4, 5))
+    orders = {tuple(classes[three]) for three in drawn.reshape(-1, 3)}
+    assert len(orders) == 6
+    assert np.array_equal(matrix, plan.epoch(0, 0))
+    assert not np.array_equal(matrix, plan.epoch(0, 1))
+
+
+def test_turns_go_on_from_batch_to_batch_where_there_are_more_classes_than_places() -> None:
+    plan = plan_of(60, 500, 20, 7, classes=np.arange(60) % 10)
+    drawn = (plan.epoch(0, 0)[:, :7] % 10).flatten()
+    assert all(len(set(drawn[i : i + 10])) == 10 for i in range(0, len(drawn) - 9, 10))
+
+
+def test_few_images_fill_a_batch_where_the_steps_are_given() -> None:
+    matrix = plan_of(6, 5, 20, 8, steps=3).epoch(0, 0)
+    assert matrix.shape == (3, 20)
+    assert set(matrix[:, :8].flatten()) == set(range(6))
+    assert set(matrix[:, 8:].flatten()) == set(range(6, 11))
+    assert plan_of(6, 0, 20, 8, steps=3, labelled_only=True).epoch(0, 0).shape == (3, 20)

@@ -283,7 +283,7 @@ def test_a_file_that_can_be_read_again_is_noticed(tmp_path: Path, monkeypatch: p
     files = list_folder(damage(tmp_path))
     content = store._content(files)[0]
     prepare(files, Options(skip_bad=True))
-    monkeypatch.setattr(store, "_content", lambda files: (content, 0.0))
+    monkeypatch.setattr(store, "_content", lambda files: (content, "", 0.0))
     Image.new("L", (8, 8), 99).save(tmp_path / "unlabeled" / "2.png")
     assert values(prepare(files, Options(skip_bad=True))) == [10, 11, 99, 13, 15]
 
@@ -367,7 +367,7 @@ def test_a_cache_in_a_read_only_folder_is_used(tmp_path: Path, monkeypatch: pyte
 def test_pruning_spares_what_another_process_is_making(tmp_path: Path) -> None:
     files = list_folder(make(tmp_path, [(8, 8)] * 3))
     prepare(files)
-    other = store.Store(tmp_path / ".fastswa-cache", "folder", "0" * 20, 0.0)
+    other = store.Store(tmp_path / ".fastswa-cache", "folder", "0" * 20, "", 0.0)
     with other.locked():
         other.part((1, 8, 8)).write_bytes(b"half")
         prepare(files, Options(size=(9, 9)))

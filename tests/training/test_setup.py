@@ -21,9 +21,11 @@ def images(labels: list[int], classes: int = 2, size: int = 8, pixels: np.ndarra
     return ImageSet(pixels, np.array(labels), tuple(str(k) for k in range(classes)))
 
 
-def validation(known: list[int], split: dict[str, object], source: str = "mine.npz") -> int | None:
+def validation(
+    known: list[int], split: dict[str, object], source: str = "mine.npz", test: ImageSet | None = None
+) -> int | None:
     config = build_config(own_data_layer(source), {"split": split})
-    return with_data_defaults(config, Dataset(images(known), None)).split.validation
+    return with_data_defaults(config, Dataset(images(known), test)).split.validation
 
 
 @pytest.mark.parametrize(
@@ -33,12 +35,23 @@ def validation(known: list[int], split: dict[str, object], source: str = "mine.n
         ({"labels": 50}, 10),  # a fifth of the fifty asked for, out of the other fifty
         ({"labels": 96}, 4),  # no more than are left over
         ({"labels": 100}, 0),  # all are asked for
-        ({"file": "split.txt"}, 0),
         ({"validation": 7}, 7),
     ],
 )
 def test_own_data_get_a_validation_split(split: dict[str, object], expected: int) -> None:
     assert validation([0, 1] * 50 + [UNLABELLED] * 200, split) == expected
+
+
+def test_a_file_of_labelled_images_leaves_none_for_validation(tmp_path: Path) -> None:
+    (tmp_path / "split.txt").write_text("0\n1\n2\n")
+    assert validation([0, 1] * 50, {"file": str(tmp_path / "split.txt")}) == 0
+
+
+@pytest.mark.parametrize(("known", "expected"), [(19, 0), (20, 8)])
+def test_few_labels_are_all_trained_on_where_there_are_test_images(known: int, expected: int) -> None:
+    labels = [0, 1] * known + [UNLABELLED] * 200
+    assert validation(labels, {}, test=images([0, 1])) == expected
+    assert validation(labels, {}) == 2 * known // 5
 
 
 def test_built_in_sources_get_none() -> None:

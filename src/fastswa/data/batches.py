@@ -17,6 +17,7 @@ class BatchPlan:
 
     The training images are numbered from 0 and `extras` extra unlabelled ones from `first_extra` on, of which each
     epoch draws `extra_per_epoch` anew. With `windowed` only the epoch's draw lies on the device, in that order.
+    `classes` are those of the labelled images where each class is to come equally often, None where each image is.
     """
 
     labelled_images: np.ndarray
@@ -28,6 +29,7 @@ class BatchPlan:
     extras: int = 0
     extra_per_epoch: int = 0
     windowed: bool = False
+    classes: np.ndarray | None = None
 
     def epoch(self, seed: int, epoch: int, purpose: str = "batches") -> np.ndarray:
         """The epoch's index matrix, (steps, size) int64: numbers of images."""
@@ -55,7 +57,7 @@ class BatchPlan:
         if self.extra_per_epoch:
             pool = np.concatenate([pool, np.arange(self.first_extra, self.first_extra + self.extra_per_epoch)])
         unlabelled = _chain(rng, pool, self.steps * (self.size - self.labelled))
-        labelled = _chain(rng, self.labelled_images, self.steps * self.labelled)
+        labelled = _chain(rng, self.labelled_images, self.steps * self.labelled, self.classes)
         return np.concatenate([labelled.reshape(self.steps, -1), unlabelled.reshape(self.steps, -1)], axis=1)
 
 
@@ -66,6 +68,7 @@ def plan_batches(
     labelled: int,
     steps: int | None,
     labelled_only: bool = False,
+    classes: np.ndarray | None = None,
     first_extra: int = 0,
     extras: int = 0,
     extra_per_epoch: int | None = None,
@@ -75,7 +78,7 @@ def plan_batches(
     The unlabelled images are those of the split and the extra ones, or as many of these as an epoch may draw.
     Where nothing is unlabelled the whole batch is labelled and an epoch is one pass over the labelled images.
     `labelled_only` (supervised training) fills whole batches with labelled images for as many steps as the
-    other methods take.
+    other methods take. Where `steps` are given, a batch may hold an image more than once.
     """
     unlabelled = split.unlabelled
     drawn = extras if extra_per_epoch is None else min(extra_per_epoch, extras)
@@ -87,7 +90,7 @@ def plan_batches(
     if available and labelled == size and not labelled_only:
         raise RequestError(f"batch.labelled ({labelled}) leaves no room for unlabelled images in a batch of {size}.")
     pool, share = (available, size - labelled) if available and labelled < size else (len(split.labelled), size)
-    if share > pool:
+    if share > pool and steps is None:
         kind = "unlabelled" if share < size else "labelled"
         raise RequestError(
             f"batch.size: a batch takes {share} {kind} images, but only {pool} are there; make the batch smaller."
@@ -95,12 +98,20 @@ def plan_batches(
     steps = pool // share if steps is None else steps
     if labelled_only:
         labelled, unlabelled, drawn = size, unlabelled[:0], 0
-    return BatchPlan(split.labelled, unlabelled, size, labelled, steps, first_extra, extras, drawn)
+    return BatchPlan(split.labelled, unlabelled, size, labelled, steps, first_extra, extras, drawn, classes=classes)
 
 
-def _chain(rng: np.random.Generator, items: np.ndarray, count: int) -> np.ndarray:
-    """The first `count` items of an endless chain of shuffles."""
+def _chain(rng: np.random.Generator, items: np.ndarray, count: int, classes: np.ndarray | None = None) -> np.ndarray:
+    """The first `count` items of an endless chain of shuffles.
+
+    With `classes` (N,) each class has a chain of its own, and all take turns in an order drawn anew for each round.
+    """
     if count == 0:
         return items[:0]
+    if classes is not None:
+        present = np.unique(classes)
+        rounds = -(-count // len(present))
+        turns = np.stack([_chain(rng, items[classes == label], rounds) for label in present], axis=1)
+        return rng.permuted(turns, axis=1).reshape(-1)[:count]
     shuffles = [rng.permutation(items) for _ in range(-(-count // len(items)))]
     return np.concatenate(shuffles)[:count]

@@ -35,13 +35,17 @@ _MANY_FILES = 10_000
 
 @dataclass(frozen=True)
 class Prepared:
-    """`pixels` (M, C, H, W) uint8, memory-mapped; `kept` (M,) numbers of their files; what was refused, and why."""
+    """`pixels` (M, C, H, W) uint8, memory-mapped; `kept` (M,) numbers of their files; what was refused, and why.
+
+    `sizes` is a hash of all the files' sizes.
+    """
 
     pixels: np.ndarray
     kept: np.ndarray
     unreadable: dict[str, str]
     plan: Plan
     place: Path
+    sizes: str
 
 
 def plan(files: ImageFiles, options: Options | None = None) -> Plan:
@@ -71,7 +75,8 @@ def prepare(files: ImageFiles, options: Options | None = None) -> Prepared:
     if refused and not options.skip_bad:
         raise refusal(list(refused.values()))
     kept = np.setdiff1d(np.arange(len(files)), np.array(list(refused), dtype=np.int64), assume_unique=True)
-    return Prepared(pixels, kept, {files.path(row): why for row, why in refused.items()}, chosen, store.folder)
+    unreadable = {files.path(row): why for row, why in refused.items()}
+    return Prepared(pixels, kept, unreadable, chosen, store.folder, store.sizes)
 
 
 def load_files(files: ImageFiles, options: Options | None = None) -> Dataset:
@@ -94,7 +99,8 @@ def as_dataset(files: ImageFiles, prepared: Prepared) -> Dataset:
         return ImageSet(prepared.pixels[rows], labels[rows], files.classes, f"{files.source} ({name})", names)
 
     train = part(slice(0, first_test), "train")
-    return Dataset(train, part(slice(first_test, None), "test") if first_test < len(kept) else None)
+    test = part(slice(first_test, None), "test") if first_test < len(kept) else None
+    return Dataset(train, test, origin=prepared.sizes)
 
 
 def refusal(reasons: list[str]) -> RequestError:

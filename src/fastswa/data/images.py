@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from array import array
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,7 @@ import numpy as np
 from fastswa.errors import RequestError
 
 UNLABELLED = -1
+_HASHED, _MEASURED = 1 << 26, 1 << 28  # bytes of pixels
 
 
 class PathTable:
@@ -120,11 +122,16 @@ class ImageSet:
         return channels, height, width
 
     def channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of each channel, pixels taken as 0 to 1; read in blocks."""
+        """Mean and standard deviation of each channel, pixels taken as 0 to 1; read in blocks.
+
+        Of very many images a part is looked at, block by block and evenly spread.
+        """
         channels = self.shape[0]
         total, square, count = np.zeros(channels), np.zeros(channels), 0
-        step = min(4096, max(1, (1 << 24) // max(int(np.prod(self.shape)), 1)))
-        for start in range(0, len(self), step):
+        size = max(int(np.prod(self.shape)), 1)
+        step = min(4096, max(1, (1 << 24) // size))
+        stride = step * max(1, len(self) * size // _MEASURED)
+        for start in range(0, len(self), stride):
             block = np.asarray(self.pixels[start : start + step], dtype=np.float64) / 255.0
             total += block.sum(axis=(0, 2, 3))
             square += (block**2).sum(axis=(0, 2, 3))
@@ -138,12 +145,14 @@ class ImageSet:
 class Dataset:
     """What a source gives: training images, test images (possibly none), and what its recipes assume.
 
-    `normalisation` is (mean, std) per channel for pixels taken as 0 to 1, or None to measure it.
+    `normalisation` is (mean, std) per channel for pixels taken as 0 to 1, or None to measure it; `origin` a hash of
+    the sizes of the files that the images come from, where they come from files.
     """
 
     train: ImageSet
     test: ImageSet | None
     normalisation: tuple[tuple[float, ...], tuple[float, ...]] | None = field(default=None)
+    origin: str | None = None
 
     def __post_init__(self) -> None:
         if self.test is not None and self.test.shape != self.train.shape:
@@ -157,3 +166,21 @@ class Dataset:
     @property
     def classes(self) -> tuple[str, ...]:
         return self.train.classes
+
+    def digest(self) -> str:
+        """A hash of the images and their labels, in their order; where they lie and what they are called is no part.
+
+        Of many images that come from files it takes every size and, evenly spread, as many pixels as are read at once.
+        """
+        digest = hashlib.blake2b(repr((self.classes, self.origin)).encode(), digest_size=10)
+        for images in (self.train, self.test):
+            if images is None:
+                continue
+            digest.update(repr(images.pixels.shape).encode())
+            digest.update(np.ascontiguousarray(images.labels).data)
+            size = max(images.pixels[:1].nbytes, 1)
+            most = len(images) if self.origin is None else min(len(images), max(_HASHED // size, 1))
+            rows = np.linspace(0, len(images) - 1, most).astype(np.int64)
+            for start in range(0, most, 1024):
+                digest.update(np.ascontiguousarray(images.pixels[rows[start : start + 1024]]).data)
+        return digest.hexdigest()

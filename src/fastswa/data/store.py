@@ -40,6 +40,7 @@ class Store:
     folder: Path
     source: str
     content: str
+    sizes: str
     seconds: float
 
     @classmethod
@@ -47,8 +48,8 @@ class Store:
         """The folder that can be written, or that holds what is wanted already."""
         source = hashlib.blake2b(os.fsencode(files.source.name), digest_size=4).hexdigest()
         source = "folder" if files.source == files.root else source
-        content, seconds = _content(files)
-        beside, elsewhere = (cls(folder, source, content, seconds) for folder in cache_folders(files))
+        content, sizes, seconds = _content(files)
+        beside, elsewhere = (cls(folder, source, content, sizes, seconds) for folder in cache_folders(files))
         if _writable(beside.folder):
             return beside
         if beside.facts.exists() and beside.is_whole(plan_for(np.load(beside.facts), options).shape):
@@ -160,8 +161,9 @@ def _writable(folder: Path) -> bool:
     return True
 
 
-def _content(files: ImageFiles) -> tuple[str, float]:
-    """A name for exactly these files (their paths, sizes and times of change), and about how long one core reads."""
+def _content(files: ImageFiles) -> tuple[str, str, float]:
+    """A name for exactly these files (their paths, sizes and times of change), one for files of these sizes, and about
+    how long one core reads."""
     stamps, total, prefix = array("q"), 0, f"{files.root}{os.sep}"
     status, isabs = os.stat, os.path.isabs if files.source != files.root else (lambda name: False)
     for name in files.paths:
@@ -176,7 +178,8 @@ def _content(files: ImageFiles) -> tuple[str, float]:
     digest = hashlib.blake2b(f"{FORMAT} {len(files)} ".encode(), digest_size=10)
     digest.update(files.paths.content)
     digest.update(stamps.tobytes())
-    return digest.hexdigest(), 1e-4 * len(files) + 1.5e-8 * total
+    sizes = hashlib.blake2b(stamps[::2].tobytes(), digest_size=10)
+    return digest.hexdigest(), sizes.hexdigest(), 1e-4 * len(files) + 1.5e-8 * total
 
 
 class Marks:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fastswa.config import RESUMABLE, Config, DeviceConfig, to_dict
 from fastswa.data.images import Dataset
+from fastswa.data.sources import SOURCES
+from fastswa.defaults import described
 from fastswa.errors import RequestError
 from fastswa.layers import build_config, file_layer
 from fastswa.modelfile import load_model
+from fastswa.training.budget import Budget
 from fastswa.training.checkpoint import Checkpoint, load_checkpoint
 from fastswa.training.device import Compute, choose_compute, settings_of
 from fastswa.training.folder import RunFolder
@@ -22,7 +25,7 @@ from fastswa.training.fork import fork
 from fastswa.training.fork import parent_layer as parent_layer
 from fastswa.training.lanes import Lanes
 from fastswa.training.loop import Trainer, Watcher
-from fastswa.training.setup import load_data, load_extra_data, prepare, with_data_defaults
+from fastswa.training.setup import Material, load_data, load_extra_data, prepare, with_data_defaults
 from fastswa.training.state import State, build_state
 from fastswa.training.tensorboard import TensorBoardWatcher
 
@@ -56,11 +59,16 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class NewRun:
-    """A run to train from its beginning into a new folder; forked from another run's state if `start.run` says so."""
+    """A run to train from its beginning into a new folder; forked from another run's state if `start.run` says so.
+
+    `budget` decides its length; `tell` hears what was chosen for data of one's own.
+    """
 
     config: Config
     path: Path
     watcher: Watcher
+    budget: Budget | None = None
+    tell: Say | None = None
 
     def settings(self) -> Config:
         RunFolder(self.path).refuse_taken()
@@ -70,7 +78,14 @@ class NewRun:
         """The run made ready: checked, its folder written."""
         dataset = load_data(config)
         config = with_data_defaults(config, dataset)
+        tell = self.tell or (lambda line: None)
+        if config.data.source not in SOURCES:
+            for line in described(config, dataset):
+                tell(line)
         trainer = _trainer(config, dataset, compute, RunFolder(self.path), say)
+        if self.budget is not None:
+            config = self.budget.schedule(config, trainer, tell)
+            trainer = _retimed(trainer, config)
         parent = fork(config, trainer.state, trainer.steps_per_epoch, say) if config.start.run else None
         if parent is not None and trainer.epoch >= config.schedule.epochs:
             raise RequestError(
@@ -108,12 +123,19 @@ class OldRun:
         """The run made ready where it stopped; `finished` if there is nothing left to do."""
         folder = RunFolder.open(self.path)
         checkpoint = load_checkpoint(folder.checkpoints, say)
-        if checkpoint is not None and checkpoint.facts["fingerprint"] != fingerprint(config):
+        known, _, content = ("", "", "") if checkpoint is None else checkpoint.facts["fingerprint"].partition(".")
+        if checkpoint is not None and known != fingerprint(config):
             raise RequestError(
                 f"the checkpoint in {self.path} belongs to another configuration than its config.toml; "
                 "put the settings back, or fork the run with `fastswa train --from`."
             )
-        trainer = _trainer(config, load_data(config), compute, folder, say, fresh=checkpoint is None)
+        dataset = load_data(config)
+        if content and content != dataset.digest():
+            raise RequestError(
+                f"the images or labels of {config.data.source} are not those that {self.path} was trained on; "
+                "put them back, or train anew."
+            )
+        trainer = _trainer(config, dataset, compute, folder, say, fresh=checkpoint is None)
         state = trainer.state
         if checkpoint is None:
             beginning = f"its parent {config.start.run}" if config.start.run else "step 0"
@@ -134,9 +156,17 @@ class OldRun:
         return trainer, watcher
 
 
-def train_new(config: Config, out: Path, watcher: Watcher, say: Say) -> RunResult:
+def train_new(
+    config: Config,
+    out: Path,
+    watcher: Watcher,
+    say: Say,
+    *,
+    budget: Budget | None = None,
+    tell: Say | None = None,
+) -> RunResult:
     """A new run in a new folder."""
-    return train_together([NewRun(config, out, watcher)], say)[0]
+    return train_together([NewRun(config, out, watcher, budget, tell)], say)[0]
 
 
 def resume(path: Path, changes: Mapping[str, Any], watcher: Watcher, say: Say) -> RunResult:
@@ -221,6 +251,14 @@ def _trainer(
 ) -> Trainer:
     """Everything a run trains with; `fresh` is False where a checkpoint is about to replace the state."""
     material = prepare(config, dataset, compute, load_extra_data(config, dataset), say)
+    # One's own data are known by their content as well: a resume must not go on with others.
+    content = "" if config.data.source in SOURCES else f".{dataset.digest()}"
+    return _assembled(config, material, compute, folder, content, fresh=fresh)
+
+
+def _assembled(
+    config: Config, material: Material, compute: Compute, folder: RunFolder, content: str, *, fresh: bool = True
+) -> Trainer:
     weights = Path(config.start.weights) if fresh and config.start.weights is not None else None
     state = build_state(config, compute, material.facts, images=len(material.pixels), weights=weights, fresh=fresh)
     if material.window is not None and state.method.memory:
@@ -228,7 +266,15 @@ def _trainer(
             f"method {config.method.name} remembers every image, so that all have to fit on the device; "
             "set data.extra_images to less."
         )
-    return Trainer(config, material, state, compute, folder, fingerprint(config))
+    return Trainer(config, material, state, compute, folder, fingerprint(config) + content)
+
+
+def _retimed(trainer: Trainer, config: Config) -> Trainer:
+    """The trainer of a run that has not begun, on the same images, for a configuration of another length."""
+    plan = replace(trainer.material.plan, steps=config.batch.steps or trainer.steps_per_epoch)
+    material = replace(trainer.material, plan=plan)
+    content = "".join(trainer.fingerprint.partition(".")[1:])
+    return _assembled(config, material, trainer.compute, trainer.folder, content)
 
 
 def _restore(state: State, checkpoint: Checkpoint, path: Path) -> None:

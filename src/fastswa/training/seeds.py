@@ -10,6 +10,7 @@ from typing import Any
 
 from fastswa.config import Config
 from fastswa.errors import RequestError
+from fastswa.training.budget import Budget
 from fastswa.training.loop import Watcher
 from fastswa.training.run import NewRun, OldRun, RunResult, Say, train_together
 
@@ -18,9 +19,23 @@ def seed_folder(out: Path, seed: int) -> Path:
     return out / f"seed-{seed}"
 
 
-def train_seeds(configs: Sequence[Config], out: Path, watchers: Mapping[int, Watcher], say: Say) -> list[RunResult]:
-    """Train one run a configuration, which differ in their seed, into OUT/seed-N; summary.json sums them up."""
-    runs = [NewRun(config, seed_folder(out, config.seed), watchers[config.seed]) for config in configs]
+def train_seeds(
+    configs: Sequence[Config],
+    out: Path,
+    watchers: Mapping[int, Watcher],
+    say: Say,
+    *,
+    budget: Budget | None = None,
+    tell: Say | None = None,
+) -> list[RunResult]:
+    """Train one run a configuration, which differ in their seed, into OUT/seed-N; summary.json sums them up.
+
+    `budget` gives all of them one length, as if each ran alone; `tell` hears what was chosen for the first.
+    """
+    runs = [
+        NewRun(config, seed_folder(out, config.seed), watchers[config.seed], budget, None if number else tell)
+        for number, config in enumerate(configs)
+    ]
     results = train_together(runs, say)
     write_summary(out, results)
     return results

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastswa import models
-from fastswa.config import Config
+from fastswa.config import Config, filled
 from fastswa.console import progress_bar
 from fastswa.data.augment import Augment
 from fastswa.data.batches import BatchPlan, plan_batches
@@ -21,11 +21,12 @@ from fastswa.data.images import UNLABELLED, Dataset, ImageSet
 from fastswa.data.plan import Options
 from fastswa.data.sources import SOURCES, load, place
 from fastswa.data.splits import Split, make_split
+from fastswa.defaults import own_data_defaults
 from fastswa.errors import RequestError
 from fastswa.evaluate import Evaluator
 from fastswa.methods import method_class
 from fastswa.modelfile import ModelFacts
-from fastswa.training.device import Compute
+from fastswa.training.device import Compute, choose_compute
 from fastswa.training.window import Window, bring_over, empty_images, fill
 
 
@@ -62,21 +63,10 @@ class Material:
 
 
 def with_data_defaults(config: Config, dataset: Dataset) -> Config:
-    """The configuration with what depends on the data filled in: one's own data get a validation split.
-
-    It takes a fifth of the known labels, or as many of those left over where their number or a file says
-    which are to train (then possibly none).
-    """
-    if config.split.validation is not None:
-        return config
-    validation = 0
-    if config.data.source not in SOURCES:
-        known = int((dataset.train.labels != UNLABELLED).sum())
-        labels = config.split.labels
-        if config.split.file is None:
-            validation = known // 5 if labels is None else max(min(labels // 5, known - labels), 0)
-    split = config.split.model_copy(update={"validation": validation})
-    return config.model_copy(update={"split": split})
+    """The configuration with what depends on the data filled in: everything that nobody gave for one's own data."""
+    if config.data.source in SOURCES:
+        return config.model_copy(update={"split": filled(config.split, validation=0)})
+    return own_data_defaults(config, dataset, gpu=choose_compute(config.device).device.type == "cuda")
 
 
 def load_data(config: Config) -> Dataset:
@@ -143,6 +133,7 @@ def prepare(
         labelled=config.batch.labelled,
         steps=config.batch.steps,
         labelled_only=method_class(config.method.name).labelled_only,
+        classes=dataset.train.labels[split.labelled] if config.batch.balanced else None,
         first_extra=len(dataset.train),
         extras=0 if extra is None else len(extra),
         extra_per_epoch=config.data.extra_per_epoch,

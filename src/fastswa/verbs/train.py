@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from fastswa.errors import RequestError
 
 
 def run(arguments: Arguments) -> int:
+    began = time.monotonic()
     from fastswa.layers import build_config, file_layer, flag_layer, target_layer, to_toml
     from fastswa.methods import refuse_unused
 
@@ -35,9 +37,14 @@ def run(arguments: Arguments) -> int:
         return 0
     from fastswa.console import ConsoleWatcher, say
     from fastswa.report.after import report_after_training
-    from fastswa.training.run import train_new
+    from fastswa.training.budget import Budget
+    from fastswa.training.run import flatten, train_new
     from fastswa.training.seeds import train_seeds
 
+    budget = None
+    if "--minutes" in arguments:
+        given = flatten(flags).keys()
+        budget = Budget(arguments.number("--minutes", 0.0), given, "--no-report" not in arguments, began)
     seeds = arguments.wholes("--seeds")
     if len(set(seeds)) != len(seeds):
         raise RequestError("--seeds: a seed is named twice.")
@@ -48,21 +55,22 @@ def run(arguments: Arguments) -> int:
         if seeds:
             configs = [build_config(*layers, flags, {"seed": seed}) for seed in seeds]
             lanes = {seed: watcher.lane(f"{out} seed {seed}", f"seed {seed}  ") for seed in seeds}
-            results = train_seeds(configs, out, lanes, say)
+            results = train_seeds(configs, out, lanes, say, budget=budget, tell=say)
         else:
-            results = [train_new(config, out, watcher.lane(str(out)), say)]
+            results = [train_new(config, out, watcher.lane(str(out)), say, budget=budget, tell=say)]
     report = None if "--no-report" in arguments else report_after_training(out, results, say)
     return watcher.conclude(out, results, "--json" in arguments, report)
 
 
 VERB = Verb(
     run,
-    "train RECIPE|FOLDER|FILE [--config FILE] [--out RUN] [settings]",
+    "train RECIPE|FOLDER|FILE [--minutes M] [--config FILE] [--out RUN] [settings]",
     "train a recipe, or your own images",
-    {"--config": True, "--out": True, "--seeds": True, "--print-config": False, **RUN},
+    {"--config": True, "--out": True, "--minutes": True, "--seeds": True, "--print-config": False, **RUN},
     settings="all",
     details=(
         "RECIPE < --config FILE < settings; --print-config shows what would run.\n"
+        "--minutes M measures this machine and trains for as many epochs as M minutes hold (for each seed).\n"
         "--from RUN[@EPOCH] forks a run; --stop-after MINUTES saves and ends before a limit.\n"
         "--seeds 10,11,12 trains one run a seed and writes their mean and std to summary.json.\n"
         "A finished run gets a report.html (--no-report leaves it out)."

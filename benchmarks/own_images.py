@@ -1,0 +1,123 @@
+"""One's own images, as a new user has them: PNG files in folders, default settings, a few minutes.
+
+    python benchmarks/own_images.py IMAGES.npz [--labels 100] [--splits 1,2,3] [--minutes 5] [--record FILE]
+
+Makes a folder for each split from an .npz file (x_train, y_train, x_test, y_test): a few training images under
+labeled/CLASS/, all others under unlabeled/, the test images under test/CLASS/. Then runs `fastswa check` (which also
+prepares the images, so that both trainings find them prepared), `fastswa train FOLDER --minutes M` and the same with
+`--method supervised`, one after the other, and compares the test errors of the models that they offer for use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+METHODS = ("mean-teacher", "supervised")
+
+
+def make_files(arrays: dict[str, np.ndarray], folder: Path) -> None:
+    """Each image once as FOLDER/train/N.png or FOLDER/test/N.png."""
+    for part in ("train", "test"):
+        (folder / part).mkdir(parents=True)
+        for number, pixels in enumerate(arrays[f"x_{part}"]):
+            image = pixels.transpose(1, 2, 0) if pixels.ndim == 3 and pixels.shape[0] in (1, 3) else pixels
+            Image.fromarray(image.squeeze()).save(folder / part / f"{number}.png")
+
+
+def make_folder(arrays: dict[str, np.ndarray], files: Path, folder: Path, labels: int, seed: int) -> None:
+    """The layout of one's own images, by links to the files; `labels` in all, the same number of each class."""
+    train = arrays["y_train"]
+    order = np.random.default_rng(seed).permutation(len(train))
+    classes = np.unique(train)
+    chosen = np.concatenate([order[train[order] == k][: labels // len(classes)] for k in classes])
+    labelled = np.zeros(len(train), bool)
+    labelled[chosen] = True
+    for name in classes:
+        for part in ("labeled", "test"):
+            (folder / part / str(name)).mkdir(parents=True)
+    (folder / "unlabeled").mkdir()
+    for number, (label, known) in enumerate(zip(train, labelled, strict=True)):
+        place = folder / "labeled" / str(label) if known else folder / "unlabeled"
+        os.link(files / "train" / f"{number}.png", place / f"{number}.png")
+    for number, label in enumerate(arrays["y_test"]):
+        os.link(files / "test" / f"{number}.png", folder / "test" / str(label) / f"{number}.png")
+
+
+def fastswa(*words: str) -> tuple[list[dict[str, Any]], float]:
+    """What `fastswa WORDS… --json` prints, line by line, and the seconds it took."""
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-m", "fastswa.cli", *words, "--json"], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"fastswa {' '.join(words)} ended with {done.returncode}")
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")], time.perf_counter() - began
+
+
+def offered(run: Path, last: dict[str, Any]) -> float:
+    """The test error of the network that the run offers for use."""
+    from fastswa.modelfile import read_facts
+
+    return float(last["error"][read_facts(run / "model.safetensors").network])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("images", type=Path)
+    parser.add_argument("--labels", type=int, default=100)
+    parser.add_argument("--splits", default="1,2,3")
+    parser.add_argument("--minutes", default="5")
+    parser.add_argument("--record", type=Path)
+    parser.add_argument("--work", type=Path)
+    arguments = parser.parse_args()
+    splits = [int(word) for word in arguments.splits.split(",")]
+    with np.load(arguments.images, allow_pickle=False) as file:
+        arrays = {key: file[key] for key in ("x_train", "y_train", "x_test", "y_test")}
+    errors: dict[str, list[float]] = {method: [] for method in METHODS}
+    rows = []
+    with tempfile.TemporaryDirectory(dir=arguments.work) as work:
+        make_files(arrays, Path(work) / "files")
+        for split in splits:
+            folder = Path(work) / f"split-{split}"
+            make_folder(arrays, Path(work) / "files", folder, arguments.labels, split)
+            _, seconds = fastswa("check", str(folder))
+            print(f"split {split}: checked and prepared in {seconds:.1f} s", flush=True)
+            for method in METHODS:
+                run = Path(work) / f"run-{split}-{method}"
+                words = ["train", str(folder), "--minutes", arguments.minutes, "--seed", str(split), "--out", str(run)]
+                # The default as it is, and the baseline by the one word that makes it so.
+                words += ["--method", method] if method != METHODS[0] else []
+                (result,), seconds = fastswa(*words)
+                error = offered(run, result["last"])
+                errors[method].append(error)
+                rows.append({"split": split, "method": method, "error": error, "seconds": round(seconds, 1)} | result)
+                print(f"split {split}: {method} {error:.2f}% in {seconds:.0f} s", flush=True)
+    ours, baseline = (mean(errors[method]) for method in METHODS)
+    fewer = 100 * (1 - ours / baseline)
+    print(f"mean of {len(splits)} splits: {METHODS[0]} {ours:.2f}%, {METHODS[1]} {baseline:.2f}%: {fewer:.0f}% fewer")
+    if arguments.record is not None:
+        from fastswa.training.folder import environment
+
+        record = {
+            "command": f"python benchmarks/own_images.py {arguments.images.name} --labels {arguments.labels} "
+            f"--splits {arguments.splits} --minutes {arguments.minutes}",
+            "error": errors,
+            "fewer_errors_percent": round(fewer, 1),
+            "runs": [{key: row[key] for key in ("split", "method", "error", "seconds", "last")} for row in rows],
+            "environment": environment(),
+        }
+        arguments.record.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

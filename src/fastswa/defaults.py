@@ -1,0 +1,188 @@
+"""Settings for data that nobody tuned: what a run on one's own images does where nothing is said.
+
+Every number here was chosen on validation images of MNIST, USPS, STL-10 and the embedded digits, never on test images
+(results/own-images-tuning.txt), or is the paper's. A setting that a person gives always wins, and all of them end up in
+the run's config.toml.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastswa.config import Config, MethodConfig, filled, resolved
+from fastswa.data.images import UNLABELLED, Dataset
+from fastswa.data.splits import make_split
+
+BATCH, LABELLED = 100, 50
+CONSISTENCY = {"cnn13": 100.0, "small": 30.0}
+FEW_A_CLASS = 20
+IMBALANCED = 2.0
+FEWEST_STEPS, MOST_STEPS = 25, 500
+EPOCHS, EPOCHS_ON_GPU = 60, 180
+EVALUATIONS = 12
+REFRESH = 30
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What there is to train on: counts of images after the split, and what they are like."""
+
+    labelled: int
+    unlabelled: int
+    validation: int
+    test: int
+    classes: int
+    shape: tuple[int, int, int]
+    imbalance: float
+
+    @property
+    def side(self) -> int:
+        return min(self.shape[1:])
+
+    @property
+    def grey(self) -> bool:
+        return self.shape[0] == 1
+
+
+def own_data_defaults(config: Config, dataset: Dataset, *, gpu: bool) -> Config:
+    """The configuration for these data, with everything filled in that nobody gave."""
+    config = config.model_copy(update={"split": filled(config.split, validation=validation_images(config, dataset))})
+    holding = holding_of(config, dataset)
+    if not holding.unlabelled and config.data.extra is None:
+        config = config.model_copy(update={"method": filled(config.method, name="supervised")})
+    side = holding.side
+    on_cnn13 = gpu and 12 <= side < 96
+    model = filled(config.model, name="cnn13" if on_cnn13 else "small")
+    if gpu and model.name == "small" and side >= 96:
+        model = filled(model, width=64)
+    schedule = filled(config.schedule, epochs=EPOCHS_ON_GPU if gpu else EPOCHS)
+    epochs = max(schedule.epochs, 1)
+    length = schedule.length if "length" in schedule.model_fields_set else epochs * 5 / 6
+    schedule = filled(schedule, length=length, period=max(float(epochs), length), cycle=min(epochs / 6, length))
+    every = max(epochs // EVALUATIONS, 1)
+    sections: dict[str, Any] = {
+        "model": model,
+        "schedule": schedule,
+        "batch": filled(config.batch, **_batch(config, holding, gpu)),
+        "augment": filled(config.augment, translate=min(max(round(side / 8), 1), side - 1), flip=not holding.grey),
+        "method": filled(config.method, **_method(config.method, model.name, holding, epochs)),
+        "evaluation": filled(config.evaluation, every=every, refresh=REFRESH, batch=_evaluation_batch(side)),
+        "checkpoint": filled(config.checkpoint, every=every),
+    }
+    return resolved(config.model_copy(update=sections))
+
+
+def validation_images(config: Config, dataset: Dataset) -> int:
+    """How many labelled images to hold out: a fifth of the known labels.
+
+    Where their number or a file says which labels are to train, a fifth of those, out of the ones left over (so
+    possibly none). None where there are test images and labels are so few that training would miss them.
+    """
+    split = config.split
+    known = int((dataset.train.labels != UNLABELLED).sum())
+    if split.file is not None:
+        return 0
+    if split.labels is not None:
+        return max(min(split.labels // 5, known - split.labels), 0)
+    few = dataset.test is not None and known < FEW_A_CLASS * len(dataset.classes)
+    return 0 if few else known // 5
+
+
+def holding_of(config: Config, dataset: Dataset) -> Holding:
+    """What the configuration's split leaves to train on."""
+    split = make_split(
+        dataset.train,
+        labels=config.split.labels,
+        unlabelled=config.split.unlabelled,
+        validation=config.split.validation or 0,
+        seed=config.split.seed or 0,
+        file=None if config.split.file is None else Path(config.split.file),
+    )
+    counts = np.bincount(dataset.train.labels[split.labelled], minlength=len(dataset.classes))
+    return Holding(
+        labelled=len(split.labelled),
+        unlabelled=len(split.unlabelled),
+        validation=len(split.validation),
+        test=0 if dataset.test is None else len(dataset.test),
+        classes=len(dataset.classes),
+        shape=dataset.train.shape,
+        imbalance=float(counts.max() / max(counts.min(), 1)),
+    )
+
+
+def _batch(config: Config, holding: Holding, gpu: bool) -> dict[str, Any]:
+    """Half of a batch is labelled, less where there are fewer labels, more where most of the images have one.
+
+    An epoch is a pass over the unlabelled images, within limits: twenty images make epochs of some steps all the
+    same, and of half a million each epoch takes another part.
+    """
+    size = config.batch.size if "size" in config.batch.model_fields_set else BATCH
+    labelled, unlabelled = holding.labelled, holding.unlabelled
+    share = round(size * labelled / max(labelled + unlabelled, 1))
+    share = max(min(share, size * 3 // 4), min(labelled, size * LABELLED // BATCH), 1)
+    if "labelled" in config.batch.model_fields_set:
+        share = config.batch.labelled
+    images, places = (unlabelled, size - share) if unlabelled and share < size else (labelled, size)
+    steps = min(max(images // places, FEWEST_STEPS), MOST_STEPS * (2 if gpu else 1))
+    return {"size": size, "labelled": share, "steps": steps, "balanced": holding.imbalance > IMBALANCED}
+
+
+def _method(method: MethodConfig, network: str, holding: Holding, epochs: int) -> dict[str, Any]:
+    """Weight and ramp of the consistency term, and the length of VAT's perturbation.
+
+    The squared difference is a mean over the classes: its sum weighs as much with two classes as with ten if the
+    weight grows with their number. Beyond ten it grows with the root, between that and the paper's, which stays.
+    """
+    if method.name.startswith("vat"):
+        channels, height, width = holding.shape
+        return {"weight": 1.0, "ramp": 0.0, "epsilon": round(8 * math.sqrt(channels * height * width / 3072), 2)}
+    weight = CONSISTENCY.get(network, CONSISTENCY["cnn13"])
+    if method.divergence == "squared":
+        tenth = holding.classes / 10
+        weight *= tenth if tenth < 1 else math.sqrt(tenth)
+    else:
+        weight /= 10
+    return {"weight": float(f"{weight:.2g}"), "ramp": epochs / (2.25 if method.name == "temporal-ensembling" else 12)}
+
+
+def _evaluation_batch(side: int) -> int:
+    """Fewer images at a time where they are larger: a wide layer takes 6 MB for each at 224 pixels."""
+    return max(min(1000, 1000 * 32**2 // side**2), 20)
+
+
+def described(config: Config, dataset: Dataset) -> list[str]:
+    """What will be trained, on what and how, in a few plain lines that name the settings to change it by."""
+    holding = holding_of(config, dataset)
+    channels, height, width = holding.shape
+    batch, augment, method = config.batch, config.augment, config.method
+    counts = (
+        f"{holding.labelled:,} labelled and {holding.unlabelled:,} unlabelled"
+        if holding.unlabelled
+        else (f"{holding.labelled:,} labelled")
+    )
+    measured = [f"{holding.test:,} for test"] if holding.test else []
+    measured += [f"{holding.validation:,} held out for validation"] if holding.validation else []
+    if not holding.validation:
+        measured.append("none held out for validation (split.validation)")
+    lines = [
+        f"data: {counts} images of {holding.classes} classes, {height}x{width} {'grey' if channels == 1 else 'RGB'}; "
+        + ", ".join(measured)
+    ]
+    if not holding.unlabelled and config.data.extra is None:
+        lines.append("there are no unlabelled images: training is supervised only")
+    flips = "horizontal flips" if augment.flip else "no flips"
+    lines.append(
+        f"network: {config.model.name} (model.name); views: translation by up to {augment.translate} pixels "
+        f"(augment.translate), {flips} (augment.flip: a mirror turns digits and letters into others)"
+    )
+    supervised = method.name == "supervised"
+    consistency = "" if supervised else f", consistency weight {method.weight:g} (method.weight)"
+    labelled = "" if supervised else f", {batch.labelled} of them labelled (batch.labelled)"
+    balanced = ", each class equally often (batch.balanced)" if batch.balanced else ""
+    lines.append(f"method: {method.name}{consistency}; batches of {batch.size}{labelled}{balanced}")
+    return lines

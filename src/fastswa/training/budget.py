@@ -1,0 +1,278 @@
+"""`--minutes`: what the parts of a run cost on this machine, measured, and the schedule that ends in time.
+
+The measurement trains a few steps and undoes them. What comes out is written to config.toml as epochs and steps, so
+that a resume repeats it and never measures again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from fastswa.config import AverageConfig, Config, resolved
+from fastswa.errors import RequestError
+from fastswa.evaluate import Evaluator
+from fastswa.training.device import Compute
+from fastswa.training.loop import Trainer
+from fastswa.training.state import preserved
+from fastswa.training.step import Step, launcher
+
+# What is promised is the end, so a little is kept back: steps are not all alike, and the machine may have other work.
+USED = 0.97
+FEWEST_EPOCHS, FEWEST_STEPS = 60, 60
+MOST_EVALUATIONS, EVALUATING = 12, 0.08
+MOST_CHECKPOINTS, CHECKPOINTING = 10, 0.02
+# One batch of a refresh is a forward pass; a step is that twice, and a backward pass.
+REFRESH = 0.4
+# A report's own seconds, and the unlabelled images that it looks at.
+REPORT, REPORTED = 2.0, 20_000
+
+DECIDED = ("schedule.epochs", "schedule.length", "schedule.period", "schedule.cycle", "batch.steps")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds on this machine: until the first step runs, a step, evaluating one network on one image, a checkpoint."""
+
+    start: float
+    step: float
+    image: float
+    checkpoint: float
+
+
+@dataclass
+class Budget:
+    """The minutes that a run may take, counted from `began`; several runs of one command get one schedule.
+
+    `given` names the settings that a person gave beside it; `report` where one is made after training.
+    """
+
+    minutes: float
+    given: Collection[str] = ()
+    report: bool = False
+    began: float = field(default_factory=time.monotonic)
+    _changes: Callable[[Config], Config] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in DECIDED:
+            if name in self.given:
+                raise RequestError(f"--minutes and {name} both say how long to train; give one of them.")
+        if "start.run" in self.given:
+            raise RequestError("--minutes is for new runs; say with schedule.epochs how far a fork goes.")
+
+    def schedule(self, config: Config, ready: Trainer, tell: Callable[[str], None]) -> Config:
+        """The configuration with a schedule that ends in time, found by measuring `ready`, the first time."""
+        if self._changes is None:
+            seconds = 60.0 * self.minutes
+            costs = measure(ready, seconds / 50)
+            images = sum(len(evaluator.labels) for evaluator in ready.material.evaluators.values())
+            if self.report:
+                looked_at = images + min(len(ready.material.split.unlabelled), REPORTED)
+                costs = replace(costs, start=costs.start + REPORT + looked_at * costs.image)
+            left = seconds - (time.monotonic() - self.began)
+            shape = fitted(
+                config,
+                costs,
+                steps=ready.steps_per_epoch,
+                networks=len(ready.state.networks()),
+                images=images,
+                seconds=left,
+                given=self.given,
+            )
+            if shape.seconds > max(left, 0.0) + seconds:
+                raise RequestError(
+                    f"--minutes {self.minutes:g} is too short: a step takes {_time(costs.step)} here and measuring a "
+                    f"network {_time(images * costs.image)}, so that even {FEWEST_STEPS} steps need "
+                    f"{(seconds - left + shape.seconds) / 60:.1f} minutes; give more, or a smaller --data.size."
+                )
+            late = " (the shortest run there is)" if shape.seconds > left else ""
+            tell(
+                f"length: {shape.epochs} epochs of {shape.steps} steps, {_time(costs.step)} each as measured, "
+                f"to end within {self.minutes:g} minutes{late}"
+            )
+            self._changes = shape.applied
+        return self._changes(config)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A run's length: how many epochs of how many steps, how often to evaluate and save, and the seconds it takes."""
+
+    epochs: int
+    steps: int
+    evaluate_every: int
+    checkpoint_every: int
+    seconds: float
+
+    def applied(self, config: Config) -> Config:
+        """The configuration with this length; whatever is counted in epochs keeps its part of the whole."""
+        factor = self.epochs / max(config.schedule.epochs, 1)
+
+        def scaled(value: float | None) -> float | None:
+            return None if value is None else round(value * factor, 4)
+
+        schedule, method = config.schedule, config.method
+        averages = {
+            name: average.model_copy(update={k: scaled(getattr(average, k)) for k in _given(average)})
+            for name, average in config.averaging.items()
+        }
+        sections: dict[str, Any] = {
+            "schedule": schedule.model_copy(
+                update={
+                    "epochs": self.epochs,
+                    **{k: scaled(getattr(schedule, k)) for k in ("length", "period", "cycle")},
+                }
+            ),
+            "method": method.model_copy(
+                update={k: scaled(getattr(method, k)) for k in ("ramp", "teacher_start", "teacher_every")}
+            ),
+            "averaging": averages,
+            "batch": config.batch.model_copy(update={"steps": self.steps}),
+            "evaluation": config.evaluation.model_copy(update={"every": self.evaluate_every}),
+            "checkpoint": config.checkpoint.model_copy(update={"every": self.checkpoint_every}),
+        }
+        return resolved(config.model_copy(update=sections))
+
+
+def _given(average: AverageConfig) -> set[str]:
+    return {"start", "every"} & average.model_fields_set
+
+
+def duration(config: Config, costs: Costs, *, steps: int, networks: int, images: int) -> float:
+    """The seconds of a whole run with epochs of `steps` steps; `networks` besides the averages see `images`."""
+    epochs, every = config.schedule.epochs, config.evaluation.every
+    evaluations = [*range(every, epochs, every), epochs]
+    looking = sum(_evaluation(config, costs, networks, images, epoch / max(epochs, 1)) for epoch in evaluations)
+    saves = epochs // config.checkpoint.every + 3
+    return costs.start + epochs * steps * costs.step + looking + saves * costs.checkpoint
+
+
+def _evaluation(config: Config, costs: Costs, networks: int, images: int, part: float) -> float:
+    """The seconds of an evaluation when this part of the run is done."""
+    begun = sum((average.start or 0.0) <= part * config.schedule.epochs for average in config.averaging.values())
+    refresh = REFRESH * config.evaluation.refresh * costs.step
+    return (networks + begun) * images * costs.image + begun * refresh
+
+
+def fitted(
+    config: Config,
+    costs: Costs,
+    *,
+    steps: int,
+    networks: int,
+    images: int,
+    seconds: float,
+    given: Collection[str] = (),
+) -> Shape:
+    """The longest run that `seconds` hold, of epochs of `steps` steps or, where these were too few, of shorter ones.
+
+    Besides the averages, `networks` are measured on `images`: now and then for a small part of the time, and at the
+    end. `evaluation.every`, if `given`, stands.
+    """
+
+    def evaluation(part: float) -> float:
+        return _evaluation(config, costs, networks, images, part)
+
+    # Two more than the checkpoint itself: the models, each alone and the one to use once more.
+    last = evaluation(1.0) + 3 * costs.checkpoint
+    usable = USED * seconds - costs.start - last
+    pinned = "evaluation.every" in given
+    earlier = 0 if pinned else min(int(EVALUATING * seconds / max(last, 1e-9)), MOST_EVALUATIONS - 1)
+    usable -= sum(evaluation(k / (earlier + 1)) for k in range(1, earlier + 1))
+    usable -= min(CHECKPOINTING * max(usable, 0.0), (MOST_CHECKPOINTS + seconds / 60) * costs.checkpoint)
+    each = costs.step + (evaluation(1.0) / (config.evaluation.every * steps) if pinned else 0.0)
+    total = max(int(usable / each), FEWEST_STEPS)
+    if total // steps < FEWEST_EPOCHS:
+        steps = max(total // FEWEST_EPOCHS, 1)
+    epochs = total // steps
+    every = config.evaluation.every if pinned else -(-epochs // (earlier + 1))
+    of_epoch = steps * costs.step
+    saves = max(-(-costs.checkpoint // (CHECKPOINTING * of_epoch)), 1) if of_epoch else 1
+    # No more than a tenth of the run, or a minute of a long one, can be lost.
+    saves = max(saves, min(epochs // MOST_CHECKPOINTS, int(60 / max(of_epoch, 1e-9))), 1)
+    taken = costs.start + epochs * steps * each + last
+    return Shape(epochs, steps, every, int(min(saves, epochs)), taken)
+
+
+def measure(trainer: Trainer, seconds: float) -> Costs:
+    """The costs of a run on this machine; the steps are timed for about `seconds`, and undone."""
+    trainer.feed.load(0)
+    trainer.material.load_epoch(0)
+    with preserved([*trainer.state.tensors().values(), trainer.feed.cursor]):
+        start, step = _step(trainer, seconds)
+        image = _image(trainer)
+    return Costs(start, step, image, _checkpoint(trainer))
+
+
+def _step(trainer: Trainer, seconds: float) -> tuple[float, float]:
+    """Seconds until the first step runs, and those of a step."""
+    feed, material, compute = trainer.feed, trainer.material, trainer.compute
+
+    def launched() -> tuple[Callable[[], None], float]:
+        began = _now(compute)
+        step = Step(trainer.state, feed, material.augment, material.pixels, material.labels, compute)
+        launch = launcher(step, compute)
+        feed.cursor.zero_()
+        launch()
+        return launch, _now(compute) - began
+
+    launch, start = launched()
+    if compute.engine != "eager":
+        # Compiled code is kept: what the run itself will wait for is the second time.
+        launch, start = launched()
+    done, began, position = 0, _now(compute), 1
+    while done < 2 or (done < 2000 and _now(compute) - began < seconds):
+        for _ in range(1 if compute.device.type == "cpu" else 50):
+            if position >= feed.plan.steps:
+                feed.cursor.zero_()
+                position = 0
+            launch()
+            position += 1
+            done += 1
+    each = (_now(compute) - began) / done
+    return max(start - each, 0.0), each
+
+
+def _image(trainer: Trainer) -> float:
+    """Seconds for one network on one image, from a batch of training images."""
+    material, compute = trainer.material, trainer.compute
+    batch = trainer.config.evaluation.batch
+    pixels = material.pixels[:batch]
+    labels = torch.zeros(len(pixels), dtype=torch.int64, device=compute.device)
+    evaluator = Evaluator(pixels, labels, len(material.facts.classes), material.augment, batch)
+    evaluator(trainer.state.student, compute.arithmetic())
+    began = _now(compute)
+    evaluator(trainer.state.student, compute.arithmetic())
+    return (_now(compute) - began) / max(len(pixels), 1)
+
+
+def _checkpoint(trainer: Trainer) -> float:
+    """Seconds to write the state to the disk of the run's folder."""
+    place = trainer.folder.path.absolute()
+    while not place.is_dir() and place != place.parent:
+        place = place.parent
+    began = time.monotonic()
+    try:
+        with TemporaryDirectory(dir=place) as folder:
+            tensors = {name: t.detach().cpu().contiguous().clone() for name, t in trainer.state.tensors().items()}
+            save_file(tensors, Path(folder) / "trial.safetensors")
+    except OSError:  # the run itself will say what is wrong with its folder
+        return 0.0
+    return time.monotonic() - began
+
+
+def _now(compute: Compute) -> float:
+    if compute.device.type == "cuda":
+        torch.cuda.synchronize(compute.device)
+    return time.monotonic()
+
+
+def _time(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
