@@ -108,9 +108,19 @@ def test_every_method_takes_them(source: Path, tmp_path: Path, method: str) -> N
     assert bool(said) == (method != "supervised")  # which needs none on the device
 
 
+def test_a_source_that_no_run_gets_through_is_not_read_to_its_end(tmp_path: Path) -> None:
+    """Sixteen epochs' draws are the limit, whatever the memory: 200,000 records stay in a file of holes."""
+    with (tmp_path / "tiny_images.bin").open("wb") as file:
+        file.truncate(200_000 * 3072)
+    data = {"extra": str(tmp_path / "tiny_images.bin"), "extra_per_epoch": 12_499}
+    material = make_trainer(tiny({"data": data}), tmp_path / "run").material
+    assert material.window is not None
+    assert len(material.pixels) == 1297 + 12_499
+
+
 @pytest.mark.usefixtures("scarce")
 def test_a_method_that_remembers_images_needs_all_of_them(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="temporal-ensembling remembers every image, so that all have to fit"):
+    with pytest.raises(RequestError, match="temporal-ensembling remembers every image, so that all have to be held"):
         train(with_extra(source, {"method": METHODS["temporal-ensembling"]}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

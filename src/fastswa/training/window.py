@@ -17,6 +17,8 @@ from fastswa.errors import RequestError
 from fastswa.training.device import free_memory
 
 _BLOCK = 1 << 26  # bytes that pass through host memory at a time
+# A source that so many epochs would not get through is not worth reading to its end before the first of them.
+_EPOCHS_HELD = 16
 
 
 class Window:
@@ -76,13 +78,13 @@ def bring_over(
 ) -> tuple[Tensor, BatchPlan, Window | None]:
     """The training images (N, C, H, W) and the extra ones as (N, H, W, C) on the device, and the plan that says where.
 
-    All of them are held there where they take no more than half of the memory that is free; otherwise the training
-    images and an epoch's extra ones.
+    All of them are held there where they take no more than half of the memory that is free and are no more than some
+    epochs' draws; otherwise the training images and an epoch's extra ones.
     """
     if extra is None or plan.extra_per_epoch == 0:
         return fill(empty_images(len(train), train, device), train), plan, None
     size, room = train[:1].nbytes, free_memory(device) // 2
-    windowed = (len(train) + len(extra)) * size > room
+    windowed = (len(train) + len(extra)) * size > room or len(extra) > _EPOCHS_HELD * plan.extra_per_epoch
     if windowed and (len(train) + plan.extra_per_epoch) * size > room:
         fitting = max(room // size - len(train), 0)
         raise RequestError(
