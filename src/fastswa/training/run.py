@@ -263,7 +263,7 @@ def _assembled(
     state = build_state(config, compute, material.facts, images=len(material.pixels), weights=weights, fresh=fresh)
     if material.window is not None and state.method.memory:
         raise RequestError(
-            f"method {config.method.name} remembers every image, so that all have to fit on the device; "
+            f"method {config.method.name} remembers every image, so that all have to be held on the device; "
             "set data.extra_images to less."
         )
     return Trainer(config, material, state, compute, folder, fingerprint(config) + content)
