@@ -23,6 +23,7 @@ CONSISTENCY = {"cnn13": 100.0, "small": 30.0}
 FEW_A_CLASS = 20
 IMBALANCED = 2.0
 FEWEST_STEPS, MOST_STEPS = 25, 500
+LARGE = 96
 EPOCHS, EPOCHS_ON_GPU = 60, 180
 EVALUATIONS = 12
 REFRESH = 30
@@ -56,9 +57,9 @@ def own_data_defaults(config: Config, dataset: Dataset, *, gpu: bool) -> Config:
     if not holding.unlabelled and config.data.extra is None:
         config = config.model_copy(update={"method": filled(config.method, name="supervised")})
     side = holding.side
-    on_cnn13 = gpu and 12 <= side < 96
+    on_cnn13 = gpu and 12 <= side < LARGE
     model = filled(config.model, name="cnn13" if on_cnn13 else "small")
-    if gpu and model.name == "small" and side >= 96:
+    if gpu and model.name == "small" and side >= LARGE:
         model = filled(model, width=64)
     schedule = filled(config.schedule, epochs=EPOCHS_ON_GPU if gpu else EPOCHS)
     epochs = max(schedule.epochs, 1)
@@ -74,6 +75,8 @@ def own_data_defaults(config: Config, dataset: Dataset, *, gpu: bool) -> Config:
         "evaluation": filled(config.evaluation, every=every, refresh=REFRESH, batch=_evaluation_batch(side)),
         "checkpoint": filled(config.checkpoint, every=every),
     }
+    if model.pretrained and config.optimiser.name == "sgd":
+        sections["optimiser"] = filled(config.optimiser, lr=0.01)
     return resolved(config.model_copy(update=sections))
 
 
@@ -155,34 +158,40 @@ def _evaluation_batch(side: int) -> int:
     return max(min(1000, 1000 * 32**2 // side**2), 20)
 
 
-def described(config: Config, dataset: Dataset) -> list[str]:
-    """What will be trained, on what and how, in a few plain lines that name the settings to change it by."""
+def described(config: Config, dataset: Dataset, *, gpu: bool, timed: bool = False) -> list[str]:
+    """What will be trained, on what and how, in a few plain lines that name the settings to change it by.
+
+    `timed` where the length of the run is still to be found, and will be told then.
+    """
     holding = holding_of(config, dataset)
-    channels, height, width = holding.shape
     batch, augment, method = config.batch, config.augment, config.method
-    counts = (
-        f"{holding.labelled:,} labelled and {holding.unlabelled:,} unlabelled"
-        if holding.unlabelled
-        else (f"{holding.labelled:,} labelled")
-    )
-    measured = [f"{holding.test:,} for test"] if holding.test else []
-    measured += [f"{holding.validation:,} held out for validation"] if holding.validation else []
-    if not holding.validation:
-        measured.append("none held out for validation (split.validation)")
+    channels, height, width = holding.shape
+    images = f"{holding.labelled:,} labelled"
+    images += f" and {holding.unlabelled:,} unlabelled" if holding.unlabelled else ""
+    held_out = f"{holding.validation:,} held out" if holding.validation else "none held out"
+    measured = f"{holding.test:,} for test, {held_out}" if holding.test else held_out
     lines = [
-        f"data: {counts} images of {holding.classes} classes, {height}x{width} {'grey' if channels == 1 else 'RGB'}; "
-        + ", ".join(measured)
+        f"data: {images} images of {holding.classes} classes, {height}x{width} {'grey' if channels == 1 else 'RGB'}; "
+        f"{measured} for validation (split.validation)"
     ]
-    if not holding.unlabelled and config.data.extra is None:
-        lines.append("there are no unlabelled images: training is supervised only")
-    flips = "horizontal flips" if augment.flip else "no flips"
-    lines.append(
-        f"network: {config.model.name} (model.name); views: translation by up to {augment.translate} pixels "
-        f"(augment.translate), {flips} (augment.flip: a mirror turns digits and letters into others)"
-    )
     supervised = method.name == "supervised"
+    if not holding.unlabelled and config.data.extra is None:
+        alone = "training is supervised only" if supervised else "agreement is asked of the labelled ones alone"
+        lines.append(f"there are no unlabelled images: {alone}")
+    flips = "horizontal flips" if augment.flip else "no flips"
+    flips += ", as grey images are often digits or letters" if holding.grey and not augment.flip else ""
+    lines.append(
+        f"network: {config.model.name} (model.name); views: shifted by up to {augment.translate} pixels "
+        f"(augment.translate), {flips} (augment.flip)"
+    )
+    if not gpu and holding.side >= LARGE:
+        lines.append(
+            f"images of {holding.side} pixels take long on a CPU; --data.size 64 would be several times faster"
+        )
     consistency = "" if supervised else f", consistency weight {method.weight:g} (method.weight)"
     labelled = "" if supervised else f", {batch.labelled} of them labelled (batch.labelled)"
     balanced = ", each class equally often (batch.balanced)" if batch.balanced else ""
     lines.append(f"method: {method.name}{consistency}; batches of {batch.size}{labelled}{balanced}")
+    if not timed:
+        lines.append(f"length: {config.schedule.epochs} epochs (schedule.epochs, or --minutes) of {batch.steps} steps")
     return lines

@@ -26,7 +26,7 @@ from fastswa.training.step import Step, launcher
 
 # What is promised is the end, so a little is kept back: steps are not all alike, and the machine may have other work.
 USED = 0.97
-FEWEST_EPOCHS, FEWEST_STEPS = 60, 60
+FEWEST_EPOCHS = 60
 MOST_EVALUATIONS, EVALUATING = 12, 0.08
 MOST_CHECKPOINTS, CHECKPOINTING = 10, 0.02
 # One batch of a refresh is a forward pass; a step is that twice, and a backward pass.
@@ -89,13 +89,13 @@ class Budget:
             if shape.seconds > max(left, 0.0) + seconds:
                 raise RequestError(
                     f"--minutes {self.minutes:g} is too short: a step takes {_time(costs.step)} here and measuring a "
-                    f"network {_time(images * costs.image)}, so that even {FEWEST_STEPS} steps need "
+                    f"network {_time(images * costs.image)}, so that even {FEWEST_EPOCHS} steps need "
                     f"{(seconds - left + shape.seconds) / 60:.1f} minutes; give more, or a smaller --data.size."
                 )
             late = " (the shortest run there is)" if shape.seconds > left else ""
             tell(
                 f"length: {shape.epochs} epochs of {shape.steps} steps, {_time(costs.step)} each as measured, "
-                f"to end within {self.minutes:g} minutes{late}"
+                f"to end within {self.minutes:g} min{late}"
             )
             self._changes = shape.applied
         return self._changes(config)
@@ -187,18 +187,19 @@ def fitted(
     earlier = 0 if pinned else min(int(EVALUATING * seconds / max(last, 1e-9)), MOST_EVALUATIONS - 1)
     usable -= sum(evaluation(k / (earlier + 1)) for k in range(1, earlier + 1))
     usable -= min(CHECKPOINTING * max(usable, 0.0), (MOST_CHECKPOINTS + seconds / 60) * costs.checkpoint)
-    each = costs.step + (evaluation(1.0) / (config.evaluation.every * steps) if pinned else 0.0)
-    total = max(int(usable / each), FEWEST_STEPS)
-    if total // steps < FEWEST_EPOCHS:
-        steps = max(total // FEWEST_EPOCHS, 1)
-    epochs = total // steps
+    # The seconds that an epoch spends on evaluation, where the person says how often.
+    beside = sum(evaluation((k + 0.5) / 12) for k in range(12)) / 12 / config.evaluation.every if pinned else 0.0
+    epochs = int(usable / (steps * costs.step + beside))
+    if epochs < FEWEST_EPOCHS:
+        epochs, steps = FEWEST_EPOCHS, max(int((usable / FEWEST_EPOCHS - beside) / costs.step), 1)
     every = config.evaluation.every if pinned else -(-epochs // (earlier + 1))
     of_epoch = steps * costs.step
-    saves = max(-(-costs.checkpoint // (CHECKPOINTING * of_epoch)), 1) if of_epoch else 1
-    # No more than a tenth of the run, or a minute of a long one, can be lost.
-    saves = max(saves, min(epochs // MOST_CHECKPOINTS, int(60 / max(of_epoch, 1e-9))), 1)
-    taken = costs.start + epochs * steps * each + last
-    return Shape(epochs, steps, every, int(min(saves, epochs)), taken)
+    # No more than a tenth of the run, or a minute of a long one, can be lost, if that does not cost too much.
+    saves = max(
+        min(epochs // MOST_CHECKPOINTS, int(60 / of_epoch)), int(costs.checkpoint / CHECKPOINTING / of_epoch), 1
+    )
+    taken = costs.start + epochs * (of_epoch + beside) + last
+    return Shape(epochs, steps, every, min(saves, epochs), taken)
 
 
 def measure(trainer: Trainer, seconds: float) -> Costs:

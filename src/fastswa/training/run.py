@@ -80,7 +80,7 @@ class NewRun:
         config = with_data_defaults(config, dataset)
         tell = self.tell or (lambda line: None)
         if config.data.source not in SOURCES:
-            for line in described(config, dataset):
+            for line in described(config, dataset, gpu=compute.device.type == "cuda", timed=self.budget is not None):
                 tell(line)
         trainer = _trainer(config, dataset, compute, RunFolder(self.path), say)
         if self.budget is not None:

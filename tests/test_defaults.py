@@ -1,0 +1,244 @@
+"""What a run on one's own images does where nothing is said: chosen from the data, told, and written down."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from conftest import Command
+from fastswa.api import fit
+from fastswa.config import Config, DataConfig, ScheduleConfig
+from fastswa.data.images import UNLABELLED, Dataset, ImageSet
+from fastswa.defaults import described, own_data_defaults
+from fastswa.layers import build_config, own_data_layer, to_toml
+from fastswa.models import refuse_size
+from fastswa.training.device import choose_compute
+from fastswa.training.folder import RunFolder
+from fastswa.training.setup import prepare
+from fastswa.training.state import build_state
+
+
+def data(
+    labels: list[int], unlabelled: int = 500, shape: tuple[int, int, int] = (1, 8, 8), test: int = 0, classes: int = 0
+) -> Dataset:
+    """Random images with these labels, then `unlabelled` ones."""
+    rng = np.random.default_rng(0)
+    names = tuple(str(k) for k in range(classes or max(labels) + 1))
+    known = np.array(labels + [UNLABELLED] * unlabelled)
+    pixels = rng.integers(0, 256, (len(known), *shape), dtype=np.uint8)
+    tests = ImageSet(rng.integers(0, 256, (test, *shape), dtype=np.uint8), np.arange(test) % len(names), names)
+    return Dataset(ImageSet(pixels, known, names), tests if test else None)
+
+
+def chosen(dataset: Dataset, *given: dict[str, Any], gpu: bool = False) -> Config:
+    return own_data_defaults(build_config(own_data_layer("mine"), *given), dataset, gpu=gpu)
+
+
+@pytest.mark.parametrize(
+    ("labelled", "unlabelled", "batch"),
+    [
+        (20, 100, (100, 20, 25)),  # no more labelled places than labels; epochs of some steps all the same
+        (100, 5000, (100, 50, 100)),  # half a batch, and a pass over the rest
+        (100, 500_000, (100, 50, 500)),  # another part of them each epoch
+        (300, 100, (100, 75, 25)),  # most have labels
+        (400, 600, (100, 50, 25)),
+        (250, 0, (100, 75, 25)),
+    ],
+)
+def test_batches_follow_the_number_of_labels(labelled: int, unlabelled: int, batch: tuple[int, int, int]) -> None:
+    labels = [k % 2 for k in range(labelled)]
+    dataset = data(labels, 0)
+    pixels = np.broadcast_to(dataset.train.pixels[:1], (labelled + unlabelled, 1, 8, 8))
+    known = np.array(labels + [UNLABELLED] * unlabelled)
+    config = chosen(Dataset(ImageSet(pixels, known, ("0", "1")), None), {"split": {"validation": 0}})
+    assert (config.batch.size, config.batch.labelled, config.batch.steps) == batch
+    assert not config.batch.balanced
+
+
+@pytest.mark.parametrize(
+    ("shape", "gpu", "model", "translate", "flip", "evaluated"),
+    [
+        ((1, 8, 8), False, ("small", None), 1, False, 1000),
+        ((1, 8, 8), True, ("small", None), 1, False, 1000),
+        ((1, 28, 28), False, ("small", None), 4, False, 1000),
+        ((1, 28, 28), True, ("cnn13", None), 4, False, 1000),
+        ((3, 32, 40), True, ("cnn13", None), 4, True, 1000),
+        ((3, 64, 64), False, ("small", None), 8, True, 250),
+        ((3, 96, 96), True, ("small", 64), 12, True, 111),
+        ((3, 224, 224), False, ("small", None), 28, True, 20),
+    ],
+)
+def test_networks_and_views_follow_the_images(
+    shape: tuple[int, int, int],
+    gpu: bool,
+    model: tuple[str, int | None],
+    translate: int,
+    flip: bool,
+    evaluated: int,
+) -> None:
+    config = chosen(data([0, 1] * 5, 4, shape), gpu=gpu)
+    assert (config.model.name, config.model.width) == model
+    assert (config.augment.translate, config.augment.flip) == (translate, flip)
+    assert config.evaluation.batch == evaluated
+    refuse_size(config.model.name, shape)
+
+
+@pytest.mark.parametrize("classes", [2, 5, 10, 100, 1000])
+def test_the_weight_follows_the_classes(classes: int) -> None:
+    config = chosen(data(list(range(classes)) * 2, 10))
+    # The squared difference is a mean over the classes; 30 for ten of them.
+    expected = {2: 6, 5: 15, 10: 30, 100: 95, 1000: 300}
+    assert config.method.weight == expected[classes]
+    assert chosen(data(list(range(classes)) * 2, 10), {"method": {"divergence": "kl"}}).method.weight == 3
+
+
+def test_vats_perturbation_follows_the_size_of_the_images() -> None:
+    method = chosen(data([0, 1] * 5, 4, (3, 32, 32)), {"method": {"name": "vat"}}).method
+    assert (method.weight, method.ramp, method.epsilon) == (1, 0, 8)
+    assert chosen(data([0, 1] * 5, 4, (3, 16, 16)), {"method": {"name": "vat"}}).method.epsilon == 4
+
+
+@pytest.mark.parametrize(("labels", "balanced"), [([0] * 20 + [1] * 10, False), ([0] * 30 + [1] * 10, True)])
+def test_classes_of_very_different_size_take_turns(labels: list[int], balanced: bool) -> None:
+    dataset = data(labels, 100)
+    config = chosen(dataset, {"split": {"validation": 0}})
+    assert config.batch.balanced is balanced
+    plan = prepare(config, dataset, choose_compute(config.device)).plan
+    drawn = dataset.train.labels[plan.epoch(0, 0)[:, : plan.labelled]]
+    share = (drawn == 1).mean()
+    assert share == pytest.approx(0.5 if balanced else 1 / 3, abs=0.01)
+
+
+def test_whatever_is_counted_in_epochs_follows_their_number() -> None:
+    config = chosen(data([0, 1] * 50), {"schedule": {"epochs": 24}})
+    schedule = config.schedule
+    assert (schedule.epochs, schedule.length, schedule.period, schedule.cycle) == (24, 20, 24, 4)
+    assert config.method.ramp == 2
+    assert (config.evaluation.every, config.checkpoint.every) == (2, 2)
+    fast, swa = config.averaging["fast_swa"], config.averaging["swa"]
+    assert (fast.start, fast.every, swa.start, swa.every) == (16, 0.4, 20, 4)
+    on_cpu, on_gpu = chosen(data([0, 1] * 50)), chosen(data([0, 1] * 50), gpu=True)
+    assert (on_cpu.schedule.epochs, on_cpu.schedule.length) == (60, 50)
+    assert (on_gpu.schedule.epochs, on_gpu.schedule.length) == (180, 150)
+
+
+def test_what_a_person_gives_stands() -> None:
+    given = {
+        "batch": {"size": 40, "labelled": 8, "steps": 3, "balanced": True},
+        "augment": {"translate": 0, "flip": True},
+        "model": {"name": "cnn13"},
+        "method": {"weight": 7, "ramp": 1},
+        "schedule": {"epochs": 9, "length": 8, "cycle": 2},
+        "averaging": {"fast_swa": {"start": 3}},
+        "evaluation": {"every": 4, "refresh": 5, "batch": 6},
+        "checkpoint": {"every": 7},
+        "split": {"validation": 11},
+    }
+    config = chosen(data([0, 1] * 50, shape=(1, 16, 16)), given)
+    dumped = config.model_dump()
+    for section, values in given.items():
+        for name, value in values.items():
+            kept = dumped[section][name]
+            assert kept["start"] == 3 if section == "averaging" else kept == value, (section, name)
+    assert config.schedule.period == 9
+    assert config.averaging["fast_swa"].every == 0.2
+    small = chosen(data([0, 1] * 50), {"batch": {"size": 20}})
+    assert (small.batch.size, small.batch.labelled) == (20, 10)
+
+
+def test_a_configuration_that_was_written_down_is_not_chosen_again() -> None:
+    dataset = data([0, 1] * 50)
+    config = chosen(dataset)
+    again = build_config(tomllib.loads(to_toml(config)))
+    assert again == config
+    other = data(list(range(10)) * 30, 9000, (3, 32, 32))
+    assert own_data_defaults(again, other, gpu=True) == config
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 9), (1, 28, 28), (3, 33, 64), (3, 224, 224)])
+@pytest.mark.parametrize("classes", [2, 1000])
+def test_a_step_can_be_made_of_every_size(shape: tuple[int, int, int], classes: int) -> None:
+    if classes == 1000 and shape[1] > 64:
+        pytest.skip("two thousand images of 224 pixels take 300 MB")
+    dataset = data(list(range(classes)) * 2, 4, shape)
+    config = chosen(dataset, {"batch": {"size": 4}, "split": {"validation": 1}})
+    compute = choose_compute(config.device)
+    material = prepare(config, dataset, compute)
+    student = build_state(config, compute, material.facts, images=len(dataset.train)).student
+    views = material.augment.plain(material.pixels[:2])
+    assert student(views).logits.shape == (2, classes)
+
+
+def test_what_was_chosen_is_told_in_a_few_lines() -> None:
+    dataset = data([0] * 30 + [1] * 10, 700, (1, 16, 16), test=6)
+    config = chosen(dataset)
+    assert described(config, dataset, gpu=False) == [
+        "data: 32 labelled and 700 unlabelled images of 2 classes, 16x16 grey; 6 for test, 8 held out for validation "
+        "(split.validation)",
+        "network: small (model.name); views: shifted by up to 2 pixels (augment.translate), no flips, as grey images "
+        "are often digits or letters (augment.flip)",
+        "method: mean-teacher, consistency weight 6 (method.weight); batches of 100, 32 of them labelled "
+        "(batch.labelled), each class equally often (batch.balanced)",
+        "length: 60 epochs (schedule.epochs, or --minutes) of 25 steps",
+    ]
+    large = data([0, 1] * 5, 0, (3, 100, 100))
+    lines = described(chosen(large), large, gpu=False, timed=True)
+    assert lines[0].startswith("data: 8 labelled images of 2 classes, 100x100 RGB; 2 held out")
+    assert lines[1] == "there are no unlabelled images: training is supervised only"
+    assert lines[3] == "images of 100 pixels take long on a CPU; --data.size 64 would be several times faster"
+    assert lines[-1] == "method: supervised; batches of 100"
+
+
+def put(path: Path, value: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.random.default_rng(value).integers(0, 256, (8, 8), dtype=np.uint8)).save(path)
+
+
+QUICK = ("--epochs", "2", "--batch.steps", "2", "--model.width", "4", "--evaluation.refresh", "1", "--no-report")
+
+
+def test_a_folder_without_unlabelled_images_is_trained_supervised(tmp_path: Path, command: Command) -> None:
+    for number in range(12):
+        put(tmp_path / "mine" / "labeled" / "ab"[number % 2] / f"{number}.png", number)
+    answer = command("train", tmp_path / "mine", "--out", tmp_path / "run", *QUICK)
+    assert answer.code == 0, answer.err
+    assert "there are no unlabelled images: training is supervised only\n" in answer.err
+    config = RunFolder(tmp_path / "run").config()
+    assert config.method.name == "supervised"
+    assert (config.split.validation, config.augment.flip, config.schedule.cycle) == (2, False, 0.3333333333333333)
+    assert command("resume", tmp_path / "run", "--epochs", "3", "--no-report").code == 0
+
+
+def test_twenty_labelled_images_are_enough(tmp_path: Path, command: Command) -> None:
+    for number in range(20):
+        put(tmp_path / "mine" / "labeled" / "ab"[number % 2] / f"{number}.png", number)
+    for number in range(15):
+        put(tmp_path / "mine" / "unlabeled" / f"{number}.png", 100 + number)
+        put(tmp_path / "mine" / "test" / "ab"[number % 2] / f"{number}.png", 200 + number)
+    answer = command("train", tmp_path / "mine", "--out", tmp_path / "run", *QUICK)
+    assert answer.code == 0, answer.err
+    lines = [line for line in answer.err.splitlines() if line.startswith("fastswa: ")]
+    assert lines[0].startswith(
+        "fastswa: data: 20 labelled and 15 unlabelled images of 2 classes, 8x8 grey; 15 for test, "
+    )
+    config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert config["batch"] == {"size": 100, "labelled": 57, "steps": 2, "balanced": False}
+    assert config["split"]["validation"] == 0
+
+
+def test_a_config_in_python_gets_the_same_defaults(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8)
+    labels = np.arange(60) % 2
+    labels[30:] = -1
+    np.savez(tmp_path / "mine.npz", x_train=pixels, y_train=labels)
+    config = Config(data=DataConfig(source=str(tmp_path / "mine.npz")), schedule=ScheduleConfig(epochs=2))
+    settings = {"batch": {"steps": 2}, "model": {"width": 4}}
+    run = fit(config, out=tmp_path / "run", settings=settings)
+    assert run.finished
+    kept = RunFolder(tmp_path / "run").config()
+    assert (kept.augment.flip, kept.batch.labelled, kept.split.validation) == (False, 44, 6)
