@@ -160,7 +160,7 @@ def test_only_so_many_unlabelled_images_are_looked_at(own: Path, tmp_path: Path)
 
 def test_validation_stands_in_where_there_are_no_test_images(tmp_path: Path) -> None:
     data = folder(tmp_path / "data", test=0)
-    page = made(train_own(data, tmp_path / "run"), tmp_path)
+    page = made(train_own(data, tmp_path / "run", {"split": {"validation": 4}}), tmp_path)
     assert "What the model to use makes of the 4 validation images." in page.words
     assert "The validation error rests on 4 images: each of them is 25.0 points." in page.words
     assert "test error" not in page.words

@@ -32,7 +32,7 @@ def errors_part(run: RunRecord, found: Findings | None) -> dict[str, Any] | None
     gains = _gain_figure(run, epochs)
     return {
         "figures": figures if gains is None else [*figures, gains],
-        "final": _final_table(run),
+        "final": [_final_table(run, images) for images in run.sets],
         "standard": _standard_errors(run, found),
         "evaluations": _evaluations(run),
     }
@@ -67,33 +67,27 @@ def _gain_figure(run: RunRecord, epochs: float) -> Figure | None:
     return Figure(gain_chart(curves, epochs, label), caption, [(curve.name, curve.style) for curve in curves])
 
 
-def _final_table(run: RunRecord) -> Table:
-    """Each network's last errors and its gain over the student, by set of images."""
-    head = ["network"]
-    for images in run.sets:
-        head += [f"{images} error", "gain, points", "fewer errors"]
+def _final_table(run: RunRecord, images: str) -> Table:
+    """Each network's last error on a set of images, and its gain over the student."""
     last = run.metrics[-1].get("averaged")
     averaged = last if isinstance(last, dict) else {}
+    final = run.final(images)
+    student = final.get("student")
     rows = []
     for name in run.networks:
-        row = [f"{shown(name)} (the model to use)" if name == run.chosen else shown(name)]
-        for images in run.sets:
-            final = run.final(images)
-            error, student = final.get(name), final.get("student")
-            row.append(words.percent(error))
-            if name == "student" or error is None or student is None:
-                row += [words.NONE, words.NONE]
-            else:
-                gain = student - error
-                row += [words.points(gain), f"{words.points(gain / student * 100, 1)}%" if student else words.NONE]
-        row.append(words.count(averaged[name]) if isinstance(averaged.get(name), int) else words.NONE)
-        rows.append(row)
+        error = final.get(name)
+        gains = [words.NONE, words.NONE]
+        if name != "student" and error is not None and student is not None:
+            gain = student - error
+            gains = [words.points(gain), f"{words.points(gain / student * 100, 1)}%" if student else words.NONE]
+        iterates = words.count(averaged[name]) if isinstance(averaged.get(name), int) else words.NONE
+        rows.append([f"{shown(name)}{'*' if name == run.chosen else ''}", words.percent(error), *gains, iterates])
     chosen = run.networks.index(run.chosen)
     return Table(
-        f"Errors at epoch {run.epoch:g}, and the gain of each average over its student",
-        [*head, "iterates averaged"],
+        f"{images.capitalize()} error at epoch {run.epoch:g}, and the gain of each average over its student",
+        ("network", "error", "gain, points", "fewer errors", "iterates averaged"),
         rows,
-        strong=frozenset((chosen, column) for column in range(1, len(head) + 1)),
+        strong=frozenset((chosen, column) for column in range(1, 5)),
     )
 
 

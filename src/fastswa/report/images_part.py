@@ -18,6 +18,7 @@ from fastswa.report.thumbnails import matrix_picture
 # A matrix with more classes than this is drawn as a picture: its numbers could not be read any more.
 TABLE_CLASSES = 20
 _MIXUPS = 20
+_HALF_WIDTH = 10
 _WORTH_SCALING = 0.02
 
 
@@ -55,6 +56,7 @@ def confusions_part(found: Findings, measured: Measured) -> dict[str, Any]:
         "count": measured.count,
         "names": names,
         "upright": max(map(len, names)) > 3,
+        "wide": few and len(names) > _HALF_WIDTH,
         "cells": _cells(found, measured) if few else None,
         "picture": None if few else matrix_picture(matrix),
         "largest": largest if mixups else None,

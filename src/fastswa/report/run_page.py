@@ -22,6 +22,7 @@ from fastswa.report.page import render, settings_table
 from fastswa.report.record import RunRecord
 from fastswa.report.remarks import Remark, remarks
 from fastswa.report.suggest import WHY
+from fastswa.training.folder import PREFERENCE
 
 
 def run_page(run: RunRecord, found: Findings | None, missing: str | None, suggestions_file: str) -> str:
@@ -38,6 +39,7 @@ def run_page(run: RunRecord, found: Findings | None, missing: str | None, sugges
         tiles=_tiles(run, found),
         remarks=remarks(run, found),
         errors=errors_part(run, found),
+        preference=", ".join(shown(name) for name in PREFERENCE),
         confusions=None if measured is None or found is None else confusions_part(found, measured),
         calibration=None if measured is None or found is None else calibration_part(run, found, measured),
         mistakes=None if measured is None else [mistake(example) for example in measured.mistakes],
