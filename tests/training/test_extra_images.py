@@ -44,10 +44,10 @@ def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_window_trains_as_if_all_were_held(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, said = train(with_extra(source), tmp_path / "held")
-    assert said == [f"400 extra images of {source}, 150 of them an epoch; all are held on cpu (0.0 GiB)."]
+    assert said == [f"400 extra images of {source}, 150 of them an epoch; all are held on cpu (0.0 MiB)."]
     monkeypatch.setattr(window, "free_memory", lambda device: 2 * 64 * (1297 + PER_EPOCH + 50))
     _, said = train(with_extra(source), tmp_path / "window")
-    assert said == [f"400 extra images of {source}, 150 of them an epoch; each epoch's are brought to cpu (0.0 GiB)."]
+    assert said == [f"400 extra images of {source}, 150 of them an epoch; each epoch's are brought to cpu (0.0 MiB)."]
     assert_same_run(tmp_path / "window", tmp_path / "held")
 
 
@@ -130,7 +130,7 @@ def test_an_epoch_that_does_not_fit_is_refused(source: Path, tmp_path: Path, mon
     with pytest.raises(RequestError) as caught:
         train(with_extra(source), tmp_path / "run")
     assert str(caught.value) == (
-        "data.extra: an epoch's 150 extra images take 0.0 GiB, and cpu has room for 100; "
+        "data.extra: an epoch's 150 extra images take 0.0 MiB, and cpu has room for 100; "
         "set data.extra_per_epoch or data.extra_images to less."
     )
 
@@ -155,3 +155,18 @@ def test_mistakes_at_the_command_line(command: Command, source: Path) -> None:
     assert answer.code == 2
     answer = command(*digits, "--data.extra", "nowhere.npy")
     assert answer.err == "fastswa: data.extra: there is no nowhere.npy, neither here nor under data.\n"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_window_on_a_gpu_trains_as_if_all_were_held(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through pinned memory, into the rows that a captured step reads."""
+    config = with_extra(source, {"device": {"name": "cuda", "deterministic": True}})
+    _, said = train(config, tmp_path / "held")
+    assert "all are held on cuda" in said[0]
+    monkeypatch.setattr(window, "free_memory", lambda device: 2 * 64 * (1297 + PER_EPOCH + 50))
+    _, said = train(config, tmp_path / "window")
+    assert "each epoch's are brought to cuda" in said[0]
+    assert_same_run(tmp_path / "window", tmp_path / "held")

@@ -88,7 +88,7 @@ def bring_over(
     if windowed and (len(train) + plan.extra_per_epoch) * size > room:
         fitting = max(room // size - len(train), 0)
         raise RequestError(
-            f"data.extra: an epoch's {plan.extra_per_epoch:,} extra images take {_gib(plan.extra_per_epoch * size)}, "
+            f"data.extra: an epoch's {plan.extra_per_epoch:,} extra images take {_shown(plan.extra_per_epoch * size)}, "
             f"and {device} has room for {fitting:,}; set data.extra_per_epoch or data.extra_images to less."
         )
     added = plan.extra_per_epoch if windowed else len(extra)
@@ -97,7 +97,7 @@ def bring_over(
     if say is not None:
         drawn = f", {plan.extra_per_epoch:,} of them an epoch" if plan.extra_per_epoch < len(extra) else ""
         where = f"each epoch's are brought to {device}" if windowed else f"all are held on {device}"
-        say(f"{len(extra):,} extra images of {extra.name}{drawn}; {where} ({_gib(added * size)}).")
+        say(f"{len(extra):,} extra images of {extra.name}{drawn}; {where} ({_shown(added * size)}).")
     rows = pixels[len(train) :]
     if windowed:
         plan = replace(plan, windowed=True)
@@ -128,5 +128,5 @@ def fill(images: Tensor, pixels: np.ndarray) -> Tensor:
     return images
 
 
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB"
+def _shown(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
