@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
 from fastswa.errors import RequestError
 from fastswa.layers import build_config, own_data_layer
 from fastswa.training.device import choose_compute
 from fastswa.training.setup import prepare, with_data_defaults
+from tiny_runs import assert_same_run, make_trainer, train
 
 
 def images(labels: list[int], classes: int = 2, size: int = 8, pixels: np.ndarray | None = None) -> ImageSet:
@@ -103,3 +105,23 @@ def test_images_that_a_network_cannot_take_are_refused(model: str, size: int, se
     with pytest.raises(RequestError) as caught:
         prepare(config, dataset, choose_compute(config.device))
     assert str(caught.value).endswith(sentence)
+
+
+def test_images_beyond_the_memory_are_trained_on_where_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(24):
+        part = f"labeled/{'ab'[number % 2]}" if number < 8 else "unlabeled"
+        (tmp_path / "mine" / part).mkdir(parents=True, exist_ok=True)
+        picture = rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)
+        Image.fromarray(picture).save(tmp_path / "mine" / part / f"{number}.png")
+    quick = {"batch": {"size": 8, "steps": 2}, "schedule": {"epochs": 2}, "model": {"width": 4}}
+    config = build_config(own_data_layer(str(tmp_path / "mine")), quick, {"split": {"validation": 2}})
+    train(config, tmp_path / "copied")
+    monkeypatch.setattr("fastswa.training.window.free_memory", lambda device: 0)
+    trainer = make_trainer(config, tmp_path / "none")
+    assert not trainer.material.pixels.is_contiguous()
+    assert trainer.material.pixels.shape == (24, 9, 12, 3)
+    train(config, tmp_path / "mapped")
+    assert_same_run(tmp_path / "mapped", tmp_path / "copied")

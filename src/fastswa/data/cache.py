@@ -71,7 +71,8 @@ def prepare(files: ImageFiles, options: Options | None = None) -> Prepared:
                 _fill(files, store, chosen.shape, options, crew)
                 store.prune(chosen.shape)
             refused = store.refused(chosen.shape)
-            pixels = np.load(store.whole(chosen.shape), mmap_mode="r")
+            # Copy on write: nobody writes, but torch takes no array that could not be written.
+            pixels = np.load(store.whole(chosen.shape), mmap_mode="c")
     if refused and not options.skip_bad:
         raise refusal(list(refused.values()))
     kept = np.setdiff1d(np.arange(len(files)), np.array(list(refused), dtype=np.int64), assume_unique=True)

@@ -27,7 +27,7 @@ from fastswa.evaluate import Evaluator
 from fastswa.methods import method_class
 from fastswa.modelfile import ModelFacts
 from fastswa.training.device import Compute, choose_compute
-from fastswa.training.window import Window, bring_over, empty_images, fill
+from fastswa.training.window import Window, bring_over, on_device
 
 
 @dataclass(frozen=True)
@@ -192,14 +192,9 @@ def _evaluator(
     if (labels == UNLABELLED).any():
         raise RequestError(f"{images.name}: a test image has no label.")
     return Evaluator(
-        pixels=_to_device(images.pixels[chosen], device),
+        pixels=on_device(images.pixels[chosen], device),
         labels=torch.from_numpy(np.ascontiguousarray(labels)).to(device),
         classes=len(images.classes),
         augment=augment,
         batch=config.evaluation.batch,
     )
-
-
-def _to_device(pixels: np.ndarray, device: torch.device) -> Tensor:
-    """(N, C, H, W) on the host to (N, H, W, C) on the device."""
-    return fill(empty_images(len(pixels), pixels, device), pixels)

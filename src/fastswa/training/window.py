@@ -82,7 +82,7 @@ def bring_over(
     epochs' draws; otherwise the training images and an epoch's extra ones.
     """
     if extra is None or plan.extra_per_epoch == 0:
-        return fill(empty_images(len(train), train, device), train), plan, None
+        return on_device(train, device), plan, None
     size, room = train[:1].nbytes, free_memory(device) // 2
     windowed = (len(train) + len(extra)) * size > room or len(extra) > _EPOCHS_HELD * plan.extra_per_epoch
     if windowed and (len(train) + plan.extra_per_epoch) * size > room:
@@ -108,6 +108,17 @@ def bring_over(
         extra.read(numbers, block)
         rows[start : start + len(block)].copy_(torch.from_numpy(block))
     return pixels, plan, None
+
+
+def on_device(pixels: np.ndarray, device: torch.device) -> Tensor:
+    """(N, C, H, W) on the host as (N, H, W, C) on the device.
+
+    Prepared files that a CPU's memory has no room for stay where they are: what is trained on is their memory map.
+    """
+    mapped = isinstance(pixels, np.memmap) and pixels.flags.writeable
+    if device.type == "cpu" and mapped and pixels.nbytes > free_memory(device) // 2:
+        return torch.from_numpy(pixels).permute(0, 2, 3, 1)
+    return fill(empty_images(len(pixels), pixels, device), pixels)
 
 
 def empty_images(count: int, like: np.ndarray, device: torch.device) -> Tensor:
