@@ -10,6 +10,7 @@ _EXPORTS = {
     "AveragedWeights": "fastswa.averaging",
     "refresh_batch_norm": "fastswa.averaging",
     "CyclicCosine": "fastswa.schedule",
+    "Classifier": "fastswa.classifier",
     "Config": "fastswa.config",
     "FastswaError": "fastswa.errors",
     "RequestError": "fastswa.errors",
@@ -19,6 +20,7 @@ _EXPORTS = {
     "load": "fastswa.api",
 }
 
+# Without Classifier, which needs scikit-learn: `from fastswa import *` does not.
 __all__ = [
     "AveragedWeights",
     "Config",
@@ -35,6 +37,7 @@ __all__ = [
 if TYPE_CHECKING:
     from fastswa.api import fit, load, resume
     from fastswa.averaging import AveragedWeights, refresh_batch_norm
+    from fastswa.classifier import Classifier as Classifier
     from fastswa.config import Config
     from fastswa.errors import FastswaError, RequestError, RunError
     from fastswa.schedule import CyclicCosine
@@ -50,4 +53,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*_EXPORTS, "__version__"]

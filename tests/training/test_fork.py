@@ -154,7 +154,7 @@ def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     parent = tmp_path / "parent"
     with pytest.raises(Killed):
         train(tiny(), parent, StoppingWatcher(kill=2))
-    assert refusal(forked(str(parent)), tmp_path / "fork") == f"{parent} has no whole checkpoint to fork from."
+    assert refusal(forked(str(parent)), tmp_path / "fork") == f"{parent} has no whole checkpoint."
 
 
 def test_a_fork_with_nothing_left_to_train_is_refused(finished: Path, tmp_path: Path) -> None:

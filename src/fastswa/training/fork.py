@@ -10,7 +10,7 @@ import torch
 
 from fastswa.config import Config, to_dict
 from fastswa.errors import RequestError
-from fastswa.training.checkpoint import checkpoint_epochs, load_checkpoint
+from fastswa.training.checkpoint import Checkpoint, checkpoint_epochs, load_checkpoint
 from fastswa.training.folder import RunFolder
 from fastswa.training.state import State
 
@@ -21,15 +21,8 @@ def fork(config: Config, state: State, steps_per_epoch: int, say: Callable[[str]
     Averages go on where their settings are unchanged; others begin with the fork.
     """
     assert config.start.run is not None
-    source, epoch_text = _parent(config.start.run)
-    folder = RunFolder.open(Path(source))
-    step = None
-    if epoch_text:
-        step = _step_of(folder, epoch_text, source)
-    checkpoint = load_checkpoint(folder.checkpoints, say, step)
-    if checkpoint is None:
-        raise RequestError(f"{source} has no whole checkpoint to fork from.")
-    facts, theirs = checkpoint.facts, checkpoint.tensors
+    folder, checkpoint = checkpoint_of(config.start.run, say)
+    source, facts, theirs = str(folder.path), checkpoint.facts, checkpoint.tensors
     for name in theirs.keys() - state.tensors().keys():
         if name.startswith("student."):
             raise RequestError(f"{source} cannot be forked: its network has {name} besides.")
@@ -57,6 +50,17 @@ def fork(config: Config, state: State, steps_per_epoch: int, say: Callable[[str]
         else:
             average.update(epoch)
     return {"run": source, "epoch": epoch, "fingerprint": facts["fingerprint"]}
+
+
+def checkpoint_of(run: str, say: Callable[[str], None]) -> tuple[RunFolder, Checkpoint]:
+    """The checkpoint that RUN (its last) or RUN@EPOCH names, and the run's folder."""
+    source, epoch_text = _parent(run)
+    folder = RunFolder.open(Path(source))
+    step = _step_of(folder, epoch_text, source) if epoch_text else None
+    checkpoint = load_checkpoint(folder.checkpoints, say, step)
+    if checkpoint is None:
+        raise RequestError(f"{source} has no whole checkpoint.")
+    return folder, checkpoint
 
 
 def _step_of(folder: RunFolder, epoch_text: str, source: str) -> int:
