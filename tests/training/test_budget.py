@@ -70,6 +70,8 @@ def test_a_recipe_keeps_its_proportions_and_its_epoch_where_the_time_allows() ->
     short = fitted(recipe, fast, steps=920, networks=2, images=10_000, seconds=60)
     assert short.epochs == 60
     assert short.steps < 920
+    coarse = fitted(recipe, Costs(0, 0.4, 0, 0), steps=920, networks=2, images=10_000, seconds=60)
+    assert (coarse.epochs, coarse.steps, coarse.refresh) == (69, 2, 5)
 
 
 def test_how_often_to_evaluate_can_be_given() -> None:

@@ -31,6 +31,7 @@ MOST_EVALUATIONS, EVALUATING = 12, 0.08
 MOST_CHECKPOINTS, CHECKPOINTING = 10, 0.02
 # One batch of a refresh is a forward pass; a step is that twice, and a backward pass.
 REFRESH = 0.4
+STEPS_A_REFRESHED_BATCH, FEWEST_REFRESHED = 40, 5
 # A report's own seconds, and the unlabelled images that it looks at.
 REPORT, REPORTED = 2.0, 20_000
 
@@ -103,12 +104,16 @@ class Budget:
 
 @dataclass(frozen=True)
 class Shape:
-    """A run's length: how many epochs of how many steps, how often to evaluate and save, and the seconds it takes."""
+    """A run's length: how many epochs of how many steps, how often to evaluate and save, and the seconds it takes.
+
+    `refresh` batches go into an average's statistics: fewer in a run of few steps.
+    """
 
     epochs: int
     steps: int
     evaluate_every: int
     checkpoint_every: int
+    refresh: int
     seconds: float
 
     def applied(self, config: Config) -> Config:
@@ -135,7 +140,7 @@ class Shape:
             ),
             "averaging": averages,
             "batch": config.batch.model_copy(update={"steps": self.steps}),
-            "evaluation": config.evaluation.model_copy(update={"every": self.evaluate_every}),
+            "evaluation": config.evaluation.model_copy(update={"every": self.evaluate_every, "refresh": self.refresh}),
             "checkpoint": config.checkpoint.model_copy(update={"every": self.checkpoint_every}),
         }
         return resolved(config.model_copy(update=sections))
@@ -177,6 +182,10 @@ def fitted(
     end. `evaluation.every`, if `given`, stands.
     """
 
+    seconds = max(seconds, 0.0)
+    refresh = min(config.evaluation.refresh, max(int(seconds / costs.step / STEPS_A_REFRESHED_BATCH), FEWEST_REFRESHED))
+    config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"refresh": refresh})})
+
     def evaluation(part: float) -> float:
         return _evaluation(config, costs, networks, images, part)
 
@@ -189,9 +198,9 @@ def fitted(
     usable -= min(CHECKPOINTING * max(usable, 0.0), (MOST_CHECKPOINTS + seconds / 60) * costs.checkpoint)
     # The seconds that an epoch spends on evaluation, where the person says how often.
     beside = sum(evaluation((k + 0.5) / 12) for k in range(12)) / 12 / config.evaluation.every if pinned else 0.0
-    epochs = int(usable / (steps * costs.step + beside))
-    if epochs < FEWEST_EPOCHS:
-        epochs, steps = FEWEST_EPOCHS, max(int((usable / FEWEST_EPOCHS - beside) / costs.step), 1)
+    # Epochs as long as they are, or shorter ones where those were too few; then as many as there is time for.
+    steps = max(min(steps, int((usable / FEWEST_EPOCHS - beside) / costs.step)), 1)
+    epochs = max(int(usable / (steps * costs.step + beside)), FEWEST_EPOCHS)
     every = config.evaluation.every if pinned else -(-epochs // (earlier + 1))
     of_epoch = steps * costs.step
     # No more than a tenth of the run, or a minute of a long one, can be lost, if that does not cost too much.
@@ -199,7 +208,7 @@ def fitted(
         min(epochs // MOST_CHECKPOINTS, int(60 / of_epoch)), int(costs.checkpoint / CHECKPOINTING / of_epoch), 1
     )
     taken = costs.start + epochs * (of_epoch + beside) + last
-    return Shape(epochs, steps, every, min(saves, epochs), taken)
+    return Shape(epochs, steps, every, min(saves, epochs), refresh, taken)
 
 
 def measure(trainer: Trainer, seconds: float) -> Costs:

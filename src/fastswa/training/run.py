@@ -78,11 +78,11 @@ class NewRun:
         """The run made ready: checked, its folder written."""
         dataset = load_data(config)
         config = with_data_defaults(config, dataset)
+        trainer = _trainer(config, dataset, compute, RunFolder(self.path), say)
         tell = self.tell or (lambda line: None)
         if config.data.source not in SOURCES:
             for line in described(config, dataset, gpu=compute.device.type == "cuda", timed=self.budget is not None):
                 tell(line)
-        trainer = _trainer(config, dataset, compute, RunFolder(self.path), say)
         if self.budget is not None:
             config = self.budget.schedule(config, trainer, tell)
             trainer = _retimed(trainer, config)
