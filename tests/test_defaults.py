@@ -214,6 +214,16 @@ def test_a_folder_without_unlabelled_images_is_trained_supervised(tmp_path: Path
     assert command("resume", tmp_path / "run", "--epochs", "3", "--no-report").code == 0
 
 
+def test_print_config_shows_what_would_run(tmp_path: Path, command: Command) -> None:
+    for number in range(12):
+        put(tmp_path / "mine" / "labeled" / "ab"[number % 2] / f"{number}.png", number)
+    answer = command("train", tmp_path / "mine", "--epochs", "12", "--print-config")
+    shown = tomllib.loads(answer.out)
+    assert shown["method"]["name"] == "supervised"
+    assert shown["schedule"] == {"epochs": 12, "length": 10, "period": 12, "cycle": 2, "after": "cycles"}
+    assert shown["split"]["validation"] == 2
+
+
 def test_twenty_labelled_images_are_enough(tmp_path: Path, command: Command) -> None:
     for number in range(20):
         put(tmp_path / "mine" / "labeled" / "ab"[number % 2] / f"{number}.png", number)

@@ -12,6 +12,7 @@ from fastswa.errors import RequestError
 
 def run(arguments: Arguments) -> int:
     began = time.monotonic()
+    from fastswa.data.sources import SOURCES
     from fastswa.layers import build_config, file_layer, flag_layer, target_layer, to_toml
     from fastswa.methods import refuse_unused
 
@@ -33,6 +34,10 @@ def run(arguments: Arguments) -> int:
     config = build_config(*layers, flags)
     refuse_unused(config.method.name, flags.get("method", {}))
     if "--print-config" in arguments:
+        if config.data.source not in SOURCES:
+            from fastswa.training.setup import load_data, with_data_defaults
+
+            config = with_data_defaults(config, load_data(config))
         print(to_toml(config), end="")
         return 0
     from fastswa.console import ConsoleWatcher, say
