@@ -15,6 +15,7 @@ from fastswa.api import fit
 from fastswa.errors import RequestError
 from fastswa.layers import build_config, own_data_layer, recipe_layer
 from fastswa.training.budget import Budget, Costs, duration, fitted, measure
+from fastswa.training.device import Compute
 from fastswa.training.folder import RunFolder
 from tiny_runs import StoppingWatcher, assert_same_run, go_on, make_trainer, tiny, train
 
@@ -167,6 +168,17 @@ def test_wrong_requests(words: str, tmp_path: Path, command: Command) -> None:
     answer = command("train", "digits-pi", *words.split(), "--out", tmp_path / "run")
     assert answer == (2, "", f"fastswa: {WRONG[words]}\n")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_short_time_is_not_spent_on_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny()
+    assert Budget(1.0).started_soon(config) is config
+    gpu = Compute(torch.device("cuda"), "bf16", "compiled", False)
+    monkeypatch.setattr("fastswa.training.budget.choose_compute", lambda device: gpu)
+    assert Budget(1.0).started_soon(config).device.engine == "graph"
+    assert Budget(10.0).started_soon(config) is config
+    asked_for = tiny({"device": {"engine": "compiled"}})
+    assert Budget(1.0).started_soon(asked_for) is asked_for
 
 
 def test_far_too_little_time_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from fastswa.config import AverageConfig, Config, resolved
 from fastswa.errors import RequestError
 from fastswa.evaluate import Evaluator
-from fastswa.training.device import Compute
+from fastswa.training.device import Compute, choose_compute
 from fastswa.training.loop import Trainer
 from fastswa.training.state import preserved
 from fastswa.training.step import Step, launcher
@@ -29,6 +29,7 @@ USED = 0.97
 FEWEST_EPOCHS = 60
 MOST_EVALUATIONS, EVALUATING = 12, 0.08
 MOST_CHECKPOINTS, CHECKPOINTING = 10, 0.02
+COMPILED_FROM = 5.0  # minutes
 # One batch of a refresh is a forward pass; a step is that twice, and a backward pass.
 REFRESH = 0.4
 STEPS_A_REFRESHED_BATCH, FEWEST_REFRESHED = 40, 5
@@ -67,6 +68,14 @@ class Budget:
                 raise RequestError(f"--minutes and {name} both say how long to train; give one of them.")
         if "start.run" in self.given:
             raise RequestError("--minutes is for new runs; say with schedule.epochs how far a fork goes.")
+
+    def started_soon(self, config: Config) -> Config:
+        """The configuration with an engine that does not spend a short time on compiling (a minute, when it is new)."""
+        if self.minutes >= COMPILED_FROM or config.device.engine != "auto":
+            return config
+        if choose_compute(config.device).engine != "compiled":
+            return config
+        return config.model_copy(update={"device": config.device.model_copy(update={"engine": "graph"})})
 
     def schedule(self, config: Config, ready: Trainer, tell: Callable[[str], None]) -> Config:
         """The configuration with a schedule that ends in time, found by measuring `ready`, the first time."""

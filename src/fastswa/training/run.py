@@ -72,7 +72,7 @@ class NewRun:
 
     def settings(self) -> Config:
         RunFolder(self.path).refuse_taken()
-        return self.config
+        return self.config if self.budget is None else self.budget.started_soon(self.config)
 
     def begin(self, config: Config, compute: Compute, together: int, say: Say) -> Begun:
         """The run made ready: checked, its folder written."""
