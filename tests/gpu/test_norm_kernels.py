@@ -20,7 +20,10 @@ def distance(found: Tensor, expected: Tensor) -> float:
 
 
 def close_but_for_kinks(found: Tensor, expected: Tensor, bound: float) -> bool:
-    """Whether all but a few elements agree: one within rounding of a kink may take the other side's gradient."""
+    """Whether all but a few elements agree: one within rounding of a kink may take the other side's gradient.
+
+    That moves its channel's sums too, by about one part in as many rows as there are.
+    """
     apart = (found.detach().double() - expected.detach()).abs() > bound * expected.detach().abs().mean().clamp(
         min=1e-12
     )
@@ -64,6 +67,6 @@ def test_value_gradient_and_running_statistics(
     direction = torch.randn_like(y)
     found = torch.autograd.grad(y, (x, weight, bias), direction)
     expected = torch.autograd.grad(z, (plain_x, plain_weight, plain_bias), direction.double())
-    assert close_but_for_kinks(found[0], expected[0], 30 * bound)
+    assert close_but_for_kinks(found[0], expected[0], max(30 * bound, 1e-3))
     for mine, theirs in zip(found[1:], expected[1:], strict=True):
         assert distance(mine, theirs) < max(bound, 1e-4)

@@ -8,6 +8,7 @@ import platform
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,10 @@ def environment() -> dict[str, Any]:
 
 
 def _revision() -> str | None:
-    """The commit that the package's source is at, where git tracks it; "+" marks changes on top of it."""
+    """The commit that the package's source is at, where git tracks it; "+" marks changes on top of it.
+
+    `git archive` writes the commit into revision.txt, for copies without a repository.
+    """
 
     def git(*words: str) -> str:
         here = Path(__file__)
@@ -156,4 +160,5 @@ def _revision() -> str | None:
         git("ls-files", "--error-unmatch", Path(__file__).name)
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", "..") else "")
     except (OSError, subprocess.SubprocessError):
-        return None
+        exported = (resources.files("fastswa") / "revision.txt").read_text("utf-8").strip()
+        return None if exported.startswith("$") else exported
