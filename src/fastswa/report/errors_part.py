@@ -84,8 +84,8 @@ def _final_table(run: RunRecord, images: str) -> Table:
         rows.append([f"{shown(name)}{'*' if name == run.chosen else ''}", words.percent(error), *gains, iterates])
     chosen = run.networks.index(run.chosen)
     return Table(
-        f"{images.capitalize()} error at epoch {run.epoch:g}, and the gain of each average over its student",
-        ("network", "error", "gain, points", "fewer errors", "iterates averaged"),
+        f"{images.capitalize()} error at epoch {run.epoch:g}, each average's gain over its student and its iterates",
+        ("network", "error", "gain, points", "fewer errors", "iterates"),
         rows,
         strong=frozenset((chosen, column) for column in range(1, 5)),
     )

@@ -20,7 +20,7 @@ def settings_facts(run: RunRecord, found: Findings | None) -> list[tuple[str, st
     facts.append(("network", f"{config.model.name}{size}"))
     facts.append(("method", config.method.name))
     if config.method.name != "supervised":
-        facts.append(("consistency weight", f"{config.method.weight:g} after {config.method.ramp:g} epochs"))
+        facts.append(("consistency weight", f"{config.method.weight:g} after {config.method.ramp:.3g} epochs"))
     batch = f"{config.batch.size}, {config.batch.labelled} of them labelled"
     facts.append(("batch", batch if config.method.name != "supervised" else f"{config.batch.size}, all labelled"))
     facts.append(("optimiser", f"{config.optimiser.name}, learning rate {config.optimiser.lr:g}"))

@@ -17,7 +17,7 @@ from fastswa.report.thumbnails import matrix_picture
 
 # A matrix with more classes than this is drawn as a picture: its numbers could not be read any more.
 TABLE_CLASSES = 20
-_MIXUPS = 20
+_MIXUPS = 15
 _HALF_WIDTH = 10
 _WORTH_SCALING = 0.02
 
