@@ -25,6 +25,7 @@ WRONG = {
     ),
     "report run --out run": "run is a folder; name the file that the report is to be written to.",
     "report run --out text.txt/report.html": "cannot write text.txt/report.html: Not a directory.",
+    "report loop": "loop holds no run: there is no config.toml in it.",
     "report run --next none": "--next: 'none' is not a number above zero.",
     "report run --unlabelled 0.5": "--unlabelled: '0.5' is not a whole number.",
     "report run other --next 5": "--next is for the report of one run; a comparison looks at no image.",
@@ -40,6 +41,7 @@ def place(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     shutil.copytree(finished, tmp_path / "run")
     shutil.copytree(finished, tmp_path / "other")
     (tmp_path / "text.txt").write_text("mine")
+    (tmp_path / "loop").symlink_to("loop")
     return tmp_path
 
 

@@ -207,6 +207,25 @@ def test_a_run_that_is_being_extended_shows_its_old_model(tmp_path: Path) -> Non
     assert "The run's model is that of epoch 4" in page.words
 
 
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_model_that_is_lost(finished: Path, tmp_path: Path, damage: str) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    model = run / "model.safetensors"
+    if damage == "cut":
+        model.write_bytes(model.read_bytes()[:500])
+    else:
+        model.unlink()
+    page = made(run, tmp_path)
+    assert (
+        f"Trained to the end, but its model is missing or damaged: `fastswa resume {run}` writes it again."
+        in page.words
+    )
+    why = {"cut": f"{model} is not a whole safetensors file", "gone": f"{run} has no model yet"}[damage]
+    assert f"The model could not look at the images: {why}" in page.words
+    assert "unfinished" not in page.words
+
+
 def test_a_run_that_has_hardly_begun(tmp_path: Path) -> None:
     RunFolder(tmp_path / "run").create(tiny())
     page = made(tmp_path / "run", tmp_path)

@@ -42,7 +42,7 @@ def _remarks(runs: Sequence[RunRecord], names: Sequence[str], settings: Sequence
     made = [
         Remark(f"{name} is unfinished (epoch {run.epoch:g} of {run.config.schedule.epochs}).", grave=True)
         for run, name in zip(runs, names, strict=True)
-        if not run.finished
+        if not run.finished and not run.trained
     ]
     if len({one.get("data.source") for one in settings}) > 1:
         made.append(Remark("The runs were measured on different data: their errors cannot be compared.", grave=True))

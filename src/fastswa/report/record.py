@@ -50,6 +50,11 @@ class RunRecord:
         return self.models_epoch == self.config.schedule.epochs
 
     @property
+    def trained(self) -> bool:
+        """Whether its last evaluation is that of its last epoch, whatever became of its model."""
+        return bool(self.metrics) and self.epoch >= self.config.schedule.epochs
+
+    @property
     def epoch(self) -> float:
         """How far its evaluations reach."""
         return float(self.metrics[-1]["epoch"]) if self.metrics else 0.0

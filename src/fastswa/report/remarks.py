@@ -32,7 +32,7 @@ def remarks(run: RunRecord, found: Findings | None) -> list[Remark]:
 def _of_the_record(run: RunRecord) -> list[Remark]:
     made: list[Remark] = []
     epochs = run.config.schedule.epochs
-    if not run.finished:
+    if not run.finished and not run.trained:
         far = f"epoch {run.epoch:g} of {epochs}"
         made.append(Remark(f"This run is unfinished ({far}): its figures are not final.", grave=True))
     if run.metrics and not run.sets:

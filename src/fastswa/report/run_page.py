@@ -60,6 +60,10 @@ def _status(run: RunRecord) -> Remark:
     if run.finished:
         return Remark(f"Finished: {words.plural(epochs, 'epoch')}.")
     command = f"fastswa resume {shlex.quote(str(run.path))}"
+    if run.trained:
+        return Remark(
+            f"Trained to the end, but its model is missing or damaged: `{command}` writes it again.", grave=True
+        )
     return Remark(f"Unfinished: epoch {run.epoch:g} of {epochs}. `{command}` goes on with it.", grave=True)
 
 

@@ -62,7 +62,7 @@ def write_comparison(paths: Sequence[Path], out: Path) -> Written:
 
 def _findings(run: RunRecord, device: str, suggestions: int, unlabelled: int) -> tuple[Findings | None, str | None]:
     """What the model makes of the images, or in one sentence why nothing can be said of that."""
-    if run.models_epoch is None:
+    if run.models_epoch is None and not run.trained:
         return None, "Confusions, calibration and images come with the model, which the run writes when it is finished."
     try:
         return look_at(run, device, suggestions=suggestions, unlabelled=unlabelled), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from fastswa.arguments import COMMON, Arguments, Verb
@@ -18,8 +19,9 @@ def run(arguments: Arguments) -> int:
     named = [Path(target) for target in arguments.targets]
     seeds = {path: list(seeds_under(path).values()) for path in named if not (path / "config.toml").is_file()}
     runs = [run for path in named for run in seeds.get(path) or [path]]
+    places = [os.path.realpath(path) for path in runs]
     for number, path in enumerate(runs):
-        if path.resolve() in [other.resolve() for other in runs[:number]]:
+        if places[number] in places[:number]:
             raise RequestError(f"{path} is named twice.")
     out = Path(arguments.options["--out"]) if "--out" in arguments else None
     if len(runs) > 1:
