@@ -9,8 +9,8 @@ from fastswa.arguments import RUN, Arguments, Verb
 
 def run(arguments: Arguments) -> int:
     from fastswa.console import ConsoleWatcher, say
-    from fastswa.report.after import report_after_training
     from fastswa.layers import flag_layer
+    from fastswa.report.after import report_after_training
     from fastswa.training.run import resume
     from fastswa.training.seeds import resume_seeds, seeds_under
 
