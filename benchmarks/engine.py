@@ -1,0 +1,179 @@
+"""python benchmarks/engine.py [--device cuda] [--json]: where a run's time goes beside its steps.
+
+The start with its parts, the edges of an epoch and their share of the time, several runs at once, and an epoch's cost
+against the number of unlabelled images; CIFAR-10 shapes, Mean Teacher with the 13-layer CNN, random images.
+`fastswa bench` times the steps themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from fastswa.bench import random_images, time_steps
+from fastswa.config import Config
+from fastswa.layers import build_config, recipe_layer
+from fastswa.training.checkpoint import Snapshot, save_checkpoint
+from fastswa.training.device import Compute, choose_compute, settings_of
+from fastswa.training.feed import Feed
+from fastswa.training.refresh import Refresher
+from fastswa.training.setup import Material, prepare
+from fastswa.training.state import State, build_state
+from fastswa.training.step import Step, launcher
+
+EVERY = 3  # epochs between evaluations and checkpoints
+
+
+@dataclass
+class Run:
+    """A run made ready to step."""
+
+    material: Material
+    state: State
+    feed: Feed
+    step: Step
+    launch: Callable[[], None]
+
+    def one(self) -> None:
+        """A step, from the epoch's first row again where it is over."""
+        if self.state.step % self.material.plan.steps == 0:
+            self.feed.cursor.zero_()
+        self.state.step += 1
+        self.launch()
+
+
+def make_run(config: Config, material: Material, compute: Compute) -> Run:
+    state = build_state(config, compute, material.facts, images=len(material.labels))
+    feed = Feed(config, material.plan, state.method, compute.device, compute.dtype)
+    feed.load(0)
+    step = Step(state, feed, material.augment, material.pixels, material.labels, compute)
+    return Run(material, state, feed, step, launcher(step, compute))
+
+
+def seconds(work: Callable[[], object], compute: Compute) -> float:
+    """How long `work` takes, the device's part included."""
+    if compute.device.type == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    work()
+    if compute.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def edges(config: Config, run: Run, compute: Compute) -> dict[str, float]:
+    """Seconds of each thing done between epochs, the second time it is done."""
+    average = run.state.averages["fast_swa"]
+    average.update()
+    refresh = Refresher(average.module, config, run.material, compute)
+    evaluator = run.material.evaluators["test"]
+    found = {}
+    for number in range(2):
+        found["evaluation of one network"] = seconds(
+            lambda: evaluator(run.state.student, compute.arithmetic()), compute
+        )
+        found["refresh of one average"] = seconds(partial(refresh, f"trial/{number}"), compute)
+        found["finite check"] = seconds(run.state.finite, compute)
+        found["snapshot"] = seconds(lambda: Snapshot(run.state.tensors()), compute)
+        found["an epoch's rows to the device"] = seconds(partial(run.feed.load, number), compute)
+    with tempfile.TemporaryDirectory() as folder:
+        snapshot = Snapshot(run.state.tensors())
+        found["checkpoint written (by a thread)"] = seconds(
+            lambda: save_checkpoint(Path(folder), 1, snapshot, {"step": 1}), compute
+        )
+    return found
+
+
+def share(found: dict[str, float], epoch: float) -> float:
+    """The edges' part of the time where averages are there: every third epoch all four networks are evaluated."""
+    edge = (
+        4 * found["evaluation of one network"]
+        + found["refresh of one average"]
+        + 2 * found["finite check"]
+        + found["snapshot"]
+        + EVERY * found["an epoch's rows to the device"]
+    )
+    return edge / (EVERY * epoch + edge)
+
+
+def together(runs: list[Run], compute: Compute) -> dict[int, float]:
+    """Milliseconds per step and run with one, two, … runs, each on a stream of its own."""
+    streams = [torch.cuda.Stream() for _ in runs]
+    found = {}
+    for count in range(1, len(runs) + 1):
+
+        def turn(count: int = count) -> None:
+            for stream, run in zip(streams[:count], runs, strict=False):
+                with torch.cuda.stream(stream):
+                    run.one()
+
+        found[count] = time_steps(turn, compute, 2.0) / count
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--model", default="cnn13")
+    parser.add_argument("--runs", type=int, default=3, help="at most so many runs at once")
+    parser.add_argument("--images", type=int, nargs="*", default=[50_000, 100_000, 500_000])
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    config = build_config(
+        recipe_layer("cifar10-cnn-mean-teacher-4k"),
+        {"device": {"name": options.device}, "model": {"name": options.model}},
+    )
+    compute = choose_compute(config.device)
+    report: dict[str, object] = {"device": str(compute.device), "engine": compute.engine}
+    with settings_of(compute):
+        dataset = random_images(test=10_000)
+        material = prepare(config, dataset, compute)
+        runs: list[Run] = []
+        report["start, s"] = round(seconds(lambda: runs.append(make_run(config, material, compute)), compute), 2)
+        ms = time_steps(runs[0].one, compute, 2.0)
+        report["ms per step"] = round(ms, 3)
+        found = edges(config, runs[0], compute)
+        report["edges, s"] = {name: round(value, 4) for name, value in found.items()}
+        report["edges' share of the time"] = round(share(found, ms * material.plan.steps / 1e3), 4)
+        if compute.device.type == "cuda":
+            report["memory of one run, MiB"] = round(torch.cuda.max_memory_allocated() / 2**20)
+            while len(runs) < options.runs:
+                seeded = config.model_copy(update={"seed": len(runs)})
+                name = f"start of run {len(runs) + 1}, s"
+                began = time.perf_counter()
+                runs.append(make_run(seeded, material, compute))
+                torch.cuda.synchronize()
+                report[name] = round(time.perf_counter() - began, 2)
+            report["ms per step and run, by runs at once"] = {
+                count: round(value, 3) for count, value in together(runs, compute).items()
+            }
+        costs = {}
+        for images in options.images:
+            wide = prepare(config, random_images(train=images), compute)
+            run = make_run(config, replace(wide, evaluators={}), compute)
+            each = time_steps(run.one, compute, 2.0)
+            costs[images] = {"ms per step": round(each, 3), "s per epoch": round(each * wide.plan.steps / 1e3, 2)}
+            del wide, run
+        report["unlabelled images"] = costs
+    if options.json:
+        print(json.dumps(report))
+        return
+    for name, value in report.items():
+        if isinstance(value, dict):
+            print(f"{name}:")
+            for key, inner in value.items():
+                print(f"    {key}: {inner}")
+        else:
+            print(f"{name}: {value}")
+
+
+if __name__ == "__main__":
+    main()
