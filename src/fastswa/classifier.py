@@ -243,4 +243,7 @@ def feature_settings(dataset: Dataset, method: str, epochs: int | None) -> dict[
         settings["method"] = {"weight": 1, "ramp": 0, "epsilon": 8 * math.sqrt(rows.shape[0] / 3072)}
     elif "weight" in reads:
         settings["method"] = {"weight": 10, "ramp": length / 6}
+    if "teacher_decay" in reads:
+        # A few hundred steps: a teacher further behind would hold the student back.
+        settings["method"]["teacher_decay"] = 0.9
     return settings

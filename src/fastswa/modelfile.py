@@ -104,13 +104,19 @@ def save_temperature(path: Path, temperature: float) -> None:
 
 
 def _write(path: Path, tensors: dict[str, Tensor], facts: ModelFacts) -> None:
+    write_tensors(path, tensors, metadata_of(facts))
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file as a whole."""
     temporary = path.with_name(f".{path.name}.writing")
     # Not by save_file, whose files nobody else may read.
-    temporary.write_bytes(save(tensors, metadata=_metadata(facts)))
+    temporary.write_bytes(save(tensors, metadata=metadata))
     os.replace(temporary, path)
 
 
-def _metadata(facts: ModelFacts) -> dict[str, str]:
+def metadata_of(facts: ModelFacts) -> dict[str, str]:
+    """What a model file says beside its tensors."""
     return {"fastswa": json.dumps(asdict(facts))}
 
 
@@ -324,7 +330,7 @@ def load_model(path: Path, network: str | None = None) -> TrainedModel:
 
 def model_bytes(model: TrainedModel) -> bytes:
     """What `save_model` would write."""
-    content: bytes = save(plain_tensors(model.network), metadata=_metadata(model.facts))
+    content: bytes = save(plain_tensors(model.network), metadata=metadata_of(model.facts))
     return content
 
 

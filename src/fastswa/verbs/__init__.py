@@ -16,6 +16,7 @@ _NAMES = (
     "calibrate",
     "predict",
     "export",
+    "average",
     "report",
     "recipes",
     "table",

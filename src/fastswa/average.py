@@ -1,0 +1,186 @@
+"""The mean of several checkpoints of one architecture, with batch-norm statistics of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from fastswa.errors import RequestError, RunError
+from fastswa.modelfile import ModelFacts, metadata_of, write_tensors
+from fastswa.stage import Stage, facts_of_run, images_for, stage_for
+from fastswa.training.device import settings_of
+from fastswa.weights import Weights, read_weights
+
+Say = Callable[[str], None]
+Figures = dict[str, dict[str, dict[str, float]]]
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+class Mean:
+    """The running mean of checkpoints of one architecture, summed in 64 bits.
+
+    Batch-norm statistics and whole numbers are not averaged: they are those of the checkpoint that came last.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._sums: dict[str, Tensor] = {}
+        self._last: dict[str, Tensor] = {}
+
+    def add(self, weights: Weights) -> None:
+        """Take a checkpoint in; one of another architecture is refused, and so are weights that are not finite."""
+        if self.names:
+            refuse_difference(self._last, weights.tensors, self.names[0], weights.name)
+        for name, tensor in weights.tensors.items():
+            if not tensor.is_floating_point() or is_statistic(name):
+                continue
+            if not bool(tensor.isfinite().all()):
+                raise RequestError(f"{weights.name}: {name} is not finite; leave this checkpoint out.")
+            self._sums[name] = self._sums[name] + tensor.double() if name in self._sums else tensor.double()
+        self.names.append(weights.name)
+        self._last = weights.tensors
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The mean so far, each tensor in the precision that it came in."""
+        count = len(self.names)
+        return {
+            name: (self._sums[name] / count).to(tensor.dtype) if name in self._sums else tensor
+            for name, tensor in self._last.items()
+        }
+
+
+def is_statistic(name: str) -> bool:
+    """Whether a tensor of this name belongs to a batch norm's statistics."""
+    return name.rpartition(".")[2] in _STATISTICS
+
+
+def refuse_difference(ours: dict[str, Tensor], theirs: dict[str, Tensor], one: str, other: str) -> None:
+    """Refuse two sets of weights of different architectures, naming the first tensor in which they differ."""
+    for name in [*ours, *theirs]:
+        found = [tensors[name].shape if name in tensors else None for tensors in (ours, theirs)]
+        if found[0] != found[1]:
+            what = [
+                f"not in {at}" if shape is None else f"{tuple(shape)} in {at}"
+                for shape, at in zip(found, (one, other), strict=True)
+            ]
+            raise RequestError(f"{one} and {other} are not of one architecture: {name} is {what[0]} and {what[1]}.")
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """What was averaged and written; `figures` by set of images, network and figure, before and after."""
+
+    out: str
+    averaged: list[str]
+    refreshed: bool
+    note: str
+    figures: Figures
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything in it, for JSON."""
+        return asdict(self)
+
+
+def average(
+    names: Sequence[str],
+    out: Path,
+    say: Say,
+    *,
+    data: str | None = None,
+    root: str = "data",
+    model: str | None = None,
+    network: str | None = None,
+    refresh: bool = True,
+    device: str = "auto",
+) -> Averaged:
+    """Write the mean of checkpoints to `out`: model files, run folders, RUN@EPOCH, safetensors, torch's files.
+
+    Batch-norm statistics come from training batches of `data` (a run, a recipe or one's own images; not given, the run
+    that a checkpoint belongs to). `model` names the architecture of checkpoints that do not say it themselves;
+    `network` one of a run's networks; `root` the folder of downloaded data sets.
+    """
+    _refuse_request(names, out)
+    mean, facts, run = Mean(), None, None
+    for name in names:
+        weights = read_weights(name, network, say)
+        mean.add(weights)
+        facts, run = facts or weights.facts, run or weights.run
+    tensors = mean.tensors()
+    source = data or (None if run is None else str(run))
+    normed = any(map(is_statistic, tensors))
+    if refresh and normed and facts is not None and facts.features:
+        raise RequestError(f"{names[0]} takes feature vectors, which cannot be had from --data; give --no-refresh.")
+    if source is None or (facts is None and model is None and run is None):
+        if refresh and normed:
+            raise RequestError(_needs(names[-1], told=facts is not None or model is not None))
+        _write(out, tensors, facts)
+        return Averaged(str(out), mean.names, False, _note(names[-1], normed, refreshed=False), {})
+    if facts is None and model is None and run is not None:
+        facts = facts_of_run(run)
+    images = images_for(source, root, facts, model, device)
+    with settings_of(images.compute):
+        stage = stage_for(images, tensors, facts, model)
+        figures: Figures = {}
+        if images.measured:
+            for name in names:
+                stage.load(read_weights(name, network, say).tensors)
+                _enter(figures, name, stage)
+        stage.load(tensors)
+        refreshed = refresh and normed
+        _enter(figures, "average, statistics of the last" if refreshed else "average", stage)
+        if refreshed:
+            stage.refresh()
+            _enter(figures, "average", stage)
+    _write(out, stage.tensors(tensors), stage.facts)
+    note = _note(names[-1], normed, refreshed)
+    if not images.measured:
+        note += f" Nothing was measured: the labels of {source} are not the model's classes."
+    return Averaged(str(out), mean.names, refreshed, note, figures)
+
+
+def _enter(figures: Figures, name: str, stage: Stage) -> None:
+    for images, values in stage.measure().items():
+        figures.setdefault(images, {})[name] = values
+
+
+def _refuse_request(names: Sequence[str], out: Path) -> None:
+    if len(names) < 2:
+        raise RequestError("name at least two checkpoints to average.")
+    for name in names:
+        if names.count(name) > 1:
+            raise RequestError(f"{name} is named twice.")
+    if out.exists():
+        raise RequestError(f"{out} is there already; choose another --out.")
+
+
+def _needs(last: str, *, told: bool) -> str:
+    """What to say where statistics cannot be refreshed."""
+    way = (
+        "name images with --data"
+        if told
+        else "name the network with --model (such as timm:resnet18) and images with --data"
+    )
+    return f"the average needs batch-norm statistics of its own: {way}, or keep those of {last} with --no-refresh."
+
+
+def _note(last: str, normed: bool, refreshed: bool) -> str:
+    if not normed:
+        return "There is no batch norm in it, so nothing was to be refreshed."
+    if refreshed:
+        return "Its batch-norm statistics were refreshed on training batches."
+    return f"Its batch-norm statistics are those of {last}, which belong to other weights; refresh them before use."
+
+
+def _write(out: Path, tensors: dict[str, Tensor], facts: ModelFacts | None) -> None:
+    """A model file of ours where the network is known, else plain safetensors under the names that came."""
+    metadata = {"format": "pt"} if facts is None else metadata_of(replace(facts.of("average"), temperature=1.0))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_tensors(out, {name: tensor.contiguous().clone() for name, tensor in tensors.items()}, metadata)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"cannot write {out}: {getattr(error, 'strerror', None) or error}.") from error
