@@ -114,6 +114,12 @@ def test_classes_of_very_different_size_take_turns(labels: list[int], balanced: 
     assert share == pytest.approx(0.5 if balanced else 1 / 3, abs=0.01)
 
 
+def test_extra_images_count_as_many_unlabelled_ones() -> None:
+    config = chosen(data([0, 1] * 50, 0), {"data": {"extra": "others.npy"}, "split": {"validation": 0}})
+    assert config.method.name == "mean-teacher"
+    assert (config.batch.labelled, config.batch.steps) == (50, 500)
+
+
 def test_whatever_is_counted_in_epochs_follows_their_number() -> None:
     config = chosen(data([0, 1] * 50), {"schedule": {"epochs": 24}})
     schedule = config.schedule

@@ -24,6 +24,7 @@ FEW_A_CLASS = 20
 IMBALANCED = 2.0
 FEWEST_STEPS, MOST_STEPS = 25, 500
 LARGE = 96
+MANY = 50_000  # what extra images are taken for, before they are looked at
 EPOCHS, EPOCHS_ON_GPU = 60, 180
 EVALUATIONS = 12
 REFRESH = 30
@@ -126,6 +127,8 @@ def _batch(config: Config, holding: Holding, gpu: bool) -> dict[str, Any]:
     """
     size = config.batch.size if "size" in config.batch.model_fields_set else BATCH
     labelled, unlabelled = holding.labelled, holding.unlabelled
+    if config.data.extra is not None:
+        unlabelled += MANY
     share = round(size * labelled / max(labelled + unlabelled, 1))
     share = max(min(share, size * 3 // 4), min(labelled, size * LABELLED // BATCH), 1)
     if "labelled" in config.batch.model_fields_set:

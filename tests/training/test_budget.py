@@ -157,7 +157,6 @@ def test_seeds_get_one_schedule(tmp_path: Path, command: Command) -> None:
 WRONG = {
     "--minutes 5 --epochs 3": "--minutes and schedule.epochs both say how long to train; give one of them.",
     "--minutes 5 --batch.steps 3": "--minutes and batch.steps both say how long to train; give one of them.",
-    "--minutes 5 --from runs/a": "--minutes is for new runs; say with schedule.epochs how far a fork goes.",
     "--minutes none": "--minutes: 'none' is not a number above zero.",
     "--minutes -1": "--minutes: '-1' is not a number above zero.",
 }
@@ -167,6 +166,13 @@ WRONG = {
 def test_wrong_requests(words: str, tmp_path: Path, command: Command) -> None:
     answer = command("train", "digits-pi", *words.split(), "--out", tmp_path / "run")
     assert answer == (2, "", f"fastswa: {WRONG[words]}\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_fork_takes_no_minutes(finished: Path, tmp_path: Path, command: Command) -> None:
+    answer = command("train", "--from", finished, "--minutes", "5", "--out", tmp_path / "run")
+    sentence = "fastswa: --minutes is for new runs; say with schedule.epochs how far a fork goes.\n"
+    assert (answer.code, answer.err) == (2, sentence)
     assert not (tmp_path / "run").exists()
 
 

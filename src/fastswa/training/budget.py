@@ -66,8 +66,6 @@ class Budget:
         for name in DECIDED:
             if name in self.given:
                 raise RequestError(f"--minutes and {name} both say how long to train; give one of them.")
-        if "start.run" in self.given:
-            raise RequestError("--minutes is for new runs; say with schedule.epochs how far a fork goes.")
 
     def started_soon(self, config: Config) -> Config:
         """The configuration with an engine that does not spend a short time on compiling (a minute, when it is new)."""
@@ -79,9 +77,11 @@ class Budget:
 
     def schedule(self, config: Config, ready: Trainer, tell: Callable[[str], None]) -> Config:
         """The configuration with a schedule that ends in time, found by measuring `ready`, the first time."""
+        if config.start.run is not None:
+            raise RequestError("--minutes is for new runs; say with schedule.epochs how far a fork goes.")
         if self._changes is None:
             seconds = 60.0 * self.minutes
-            costs = measure(ready, seconds / 50)
+            costs = measure(ready, seconds / 100)
             images = sum(len(evaluator.labels) for evaluator in ready.material.evaluators.values())
             if self.report:
                 looked_at = images + min(len(ready.material.split.unlabelled), REPORTED)
@@ -190,7 +190,6 @@ def fitted(
     Besides the averages, `networks` are measured on `images`: now and then for a small part of the time, and at the
     end. `evaluation.every`, if `given`, stands.
     """
-
     seconds = max(seconds, 0.0)
     refresh = min(config.evaluation.refresh, max(int(seconds / costs.step / STEPS_A_REFRESHED_BATCH), FEWEST_REFRESHED))
     config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"refresh": refresh})})
