@@ -6,6 +6,8 @@ import math
 import shlex
 from typing import Any
 
+import numpy as np
+
 from fastswa.report import words
 from fastswa.report.charts import FEW, reliability_chart
 from fastswa.report.confusion import class_figures, largest_mixups
@@ -57,16 +59,16 @@ def confusions_part(found: Findings, measured: Measured) -> dict[str, Any]:
         "names": names,
         "upright": max(map(len, names)) > 3,
         "wide": few and len(names) > _HALF_WIDTH,
-        "cells": _cells(found, measured) if few else None,
+        "cells": _cells(measured.matrix) if few else None,
         "picture": None if few else matrix_picture(matrix),
         "largest": largest if mixups else None,
         "classes": by_class,
     }
 
 
-def _cells(found: Findings, measured: Measured) -> list[list[tuple[int, str, float]]]:
+def _cells(matrix: np.ndarray) -> list[list[tuple[int, str, float]]]:
     """(images, right or wrong, strength 0 to 1) of each cell; a row is shaded by its own sum."""
-    sums = measured.matrix.sum(axis=1)
+    sums = matrix.sum(axis=1)
     return [
         [
             (
@@ -76,7 +78,7 @@ def _cells(found: Findings, measured: Measured) -> list[list[tuple[int, str, flo
             )
             for said, value in enumerate(row)
         ]
-        for true, row in enumerate(measured.matrix)
+        for true, row in enumerate(matrix)
     ]
 
 

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from fastswa import __version__
 from fastswa.report import words
+from fastswa.training.run import flatten
 
 # How a page says that it was written here: only such a file is ever replaced.
 GENERATOR = "fastswa report"
@@ -61,8 +62,6 @@ def styles(networks: Sequence[str]) -> dict[str, str]:
 
 def settings_table(settings: Mapping[str, Any]) -> Table:
     """All settings by their dotted names."""
-    from fastswa.training.run import flatten
-
     rows = [(name, words.setting(value)) for name, value in flatten(settings).items()]
     return Table("All settings of the run", ("setting", "value"), rows, numbers=2)
 
