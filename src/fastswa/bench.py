@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from fastswa.config import Config
+from fastswa.config import Config, DeviceConfig
 from fastswa.data.images import Dataset, ImageSet
 from fastswa.errors import RequestError
 from fastswa.layers import build_config, recipe_layer
@@ -89,7 +89,7 @@ def bench_model(model: str, config: Config, seconds: float) -> list[Row]:
     """The rows of one network: naive loops, our engines, the convolutions alone."""
     compute = choose_compute(config.device)
     dataset = load_data(config) if config.data.source == "digits" else random_images()
-    engines = ("eager", "graph", "compiled") if compute.device.type == "cuda" else ("eager",)
+    engines = ("eager", "graph", "compiled") if compute.device.type == "cuda" else ("eager", *_compiled_on_cpu())
     measured: dict[str, tuple[float, float | None]] = {}
     with settings_of(compute, config.device.threads):
         measured |= _naive(model, config, dataset, compute, seconds)
@@ -120,6 +120,16 @@ def bench_model(model: str, config: Config, seconds: float) -> list[Row]:
             )
         )
     return rows
+
+
+def _compiled_on_cpu() -> tuple[str, ...]:
+    """The compiled engine where this machine can compile for its CPU."""
+    try:
+        choose_compute(DeviceConfig(name="cpu", engine="compiled"))
+    except RequestError as error:
+        print(f"fastswa: the compiled engine is left out: {error}", file=sys.stderr)
+        return ()
+    return ("compiled",)
 
 
 def random_images(train: int = 50_000, test: int = 100) -> Dataset:
