@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -125,6 +126,7 @@ def main() -> None:
     parser.add_argument("--model", default="cnn13")
     parser.add_argument("--runs", type=int, default=3, help="at most so many runs at once")
     parser.add_argument("--images", type=int, nargs="*", default=[50_000, 100_000, 500_000])
+    parser.add_argument("--compile-times", action="store_true", help="what torch.compile spent its time on")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     config = build_config(
@@ -137,7 +139,10 @@ def main() -> None:
         dataset = random_images(test=10_000)
         material = prepare(config, dataset, compute)
         runs: list[Run] = []
+        report["imports and data, s"] = round(time.time() - os.stat(f"/proc/{os.getpid()}").st_ctime, 2)
         report["start, s"] = round(seconds(lambda: runs.append(make_run(config, material, compute)), compute), 2)
+        if options.compile_times:
+            print(torch._dynamo.utils.compile_times())
         ms = time_steps(runs[0].one, compute, 2.0)
         report["ms per step"] = round(ms, 3)
         found = edges(config, runs[0], compute)
