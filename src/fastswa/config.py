@@ -87,6 +87,11 @@ class AugmentConfig(Section):
     translate: NonNegative = Field(4, description="translation by up to this many pixels, with reflection")
     flip: bool = Field(True, description="horizontal flips")
     noise: NonNegativeFloat = Field(0.0, description="standard deviation of Gaussian noise, after normalisation")
+    student: Literal["weak", "strong"] = Field("weak", description="which view the student sees, with any method")
+    operations: Annotated[int, Field(ge=1, le=8)] = Field(2, description="strong views: operations drawn for an image")
+    cutout: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.5, description="strong views: side of the square painted over, as a part of the image's"
+    )
 
 
 class ModelConfig(Section):
@@ -191,6 +196,11 @@ class LogConfig(Section):
     tensorboard: bool = Field(False, description="write TensorBoard events into the run folder")
 
 
+class AnalysisConfig(Section):
+    gradients: NonNegative = Field(0, description="epochs between records of the terms' gradients; 0: none")
+    batches: Annotated[int, Field(ge=2)] = Field(16, description="batches that such a record is taken over")
+
+
 class Config(Section):
     """Every setting of a run."""
 
@@ -209,6 +219,7 @@ class Config(Section):
     device: DeviceConfig = DeviceConfig()
     start: StartConfig = StartConfig()
     log: LogConfig = LogConfig()
+    analysis: AnalysisConfig = AnalysisConfig()
 
     @model_validator(mode="after")
     def _names(self) -> Config:
@@ -230,6 +241,8 @@ RESUMABLE = (
     "device.engine",
     "device.threads",
     "log.tensorboard",
+    "analysis.gradients",
+    "analysis.batches",
 )
 
 

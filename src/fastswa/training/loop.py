@@ -36,6 +36,12 @@ class Watcher(Protocol):
     def should_stop(self) -> bool: ...
 
 
+class Observer(Protocol):
+    """Who looks at a run's state after an epoch, and leaves it as it was."""
+
+    def epoch_done(self, trainer: Trainer, epoch: int) -> None: ...
+
+
 class Trainer:
     """Trains a run from its present state to its last epoch."""
 
@@ -52,6 +58,7 @@ class Trainer:
         self.compute, self.folder, self.fingerprint = compute, folder, fingerprint
         self.feed = Feed(config, material.plan, state.method, compute.device, compute.dtype)
         self.step = Step(state, self.feed, material.augment, material.pixels, material.labels, compute)
+        self.observers: list[Observer] = []
         self.seconds = 0.0
         self.finished = False
         self._clock = time.monotonic()
@@ -131,6 +138,8 @@ class Trainer:
         config, last = self.config, epoch == self.config.schedule.epochs
         self.state.method.end_epoch()
         watcher.stepped(self.state.step)
+        for observer in self.observers:
+            observer.epoch_done(self, epoch)
         if last or epoch % config.evaluation.every == 0:
             self._check_finite()
             line = self.evaluate()

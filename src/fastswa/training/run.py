@@ -266,7 +266,12 @@ def _assembled(
             f"method {config.method.name} remembers every image, so that all have to be held on the device; "
             "set data.extra_images to less."
         )
-    return Trainer(config, material, state, compute, folder, fingerprint(config) + content)
+    trainer = Trainer(config, material, state, compute, folder, fingerprint(config) + content)
+    if config.analysis.gradients:
+        from fastswa.analysis.record import GradientRecorder
+
+        trainer.observers.append(GradientRecorder(config.analysis))
+    return trainer
 
 
 def _retimed(trainer: Trainer, config: Config) -> Trainer:

@@ -21,6 +21,7 @@ _NAMES = (
     "recipes",
     "table",
     "figure",
+    "analyze",
     "sweep",
     "bench",
     "data",

@@ -1,0 +1,8 @@
+"""The paper's studies of why averaging works, each a module that gives plain arrays, data files and a figure."""
+
+from __future__ import annotations
+
+# name: "module:STUDY"; nothing is imported before it is asked for.
+STUDIES = {
+    "gradients": "fastswa.analysis.gradients:STUDY",
+}
