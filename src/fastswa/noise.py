@@ -75,6 +75,11 @@ class Noise:
         """The same step's numbers for purposes under `name`: independent of every other scope."""
         return Noise(self.words, f"{self._scope}{name}/")
 
+    @property
+    def name(self) -> str:
+        """The innermost scope's own name, nothing outside of any."""
+        return self._scope.split("/")[-2] if self._scope else ""
+
     def bits(self, name: str, shape: Sequence[int]) -> Tensor:
         """Uniform int32 over all 2^32 values, of the given shape."""
         purpose = _name_hash(self._scope + name)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from fastswa.data.features import feature_dataset
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
 from fastswa.errors import RequestError
 from fastswa.layers import build_config, own_data_layer
@@ -125,3 +126,10 @@ def test_images_beyond_the_memory_are_trained_on_where_they_lie(
     assert trainer.material.pixels.shape == (24, 9, 12, 3)
     train(config, tmp_path / "mapped")
     assert_same_run(tmp_path / "mapped", tmp_path / "copied")
+
+
+def test_strong_views_of_feature_vectors_are_refused() -> None:
+    config = build_config({"augment": {"student": "strong", "translate": 0}, "model": {"name": "perceptron"}})
+    rows = feature_dataset(np.random.default_rng(0).normal(size=(200, 5)), np.arange(200) % 2, ("a", "b"))
+    with pytest.raises(RequestError, match="strong views are made of images, and these are feature vectors"):
+        prepare(config, rows, choose_compute(config.device))

@@ -1,4 +1,7 @@
-"""Batched augmentation on the device: one gather does indexing, translation with reflection and flips."""
+"""Batched augmentation on the device: one gather does indexing, translation with reflection and flips.
+
+A view's name decides how strong it is: "strong" is, "student" where it is told to be, every other one is weak.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fastswa.data import strong
 from fastswa.noise import Noise
 
 
@@ -15,7 +19,9 @@ class Augment:
     """Random views of images kept on the device as (N, H, W, C) uint8.
 
     `scale` and `shift` are (C,): a view is pixel * scale + shift, so that pixels 0 to 255 come out with the
-    mean and deviation that the network was promised.
+    mean and deviation that the network was promised. Strong views get `operations` of fastswa.data.strong after
+    translation and flip, black where they look beyond the image, and a square of `cutout` of the shorter side is
+    painted over with the mean colour.
     """
 
     scale: Tensor
@@ -23,6 +29,9 @@ class Augment:
     translate: int = 0
     flip: bool = False
     noise: float = 0.0
+    student: str = "weak"
+    operations: int = 2
+    cutout: float = 0.5
 
     @classmethod
     def normalising(
@@ -31,7 +40,7 @@ class Augment:
         std: tuple[float, ...],
         device: torch.device,
         dtype: torch.dtype = torch.float32,
-        **options: float,
+        **options: float | str,
     ) -> Augment:
         """An Augment for channel means and deviations of pixels taken as 0 to 1."""
         scale = torch.tensor([1.0 / (255.0 * s) for s in std], dtype=dtype, device=device)
@@ -43,22 +52,41 @@ class Augment:
         return (pixels.to(self.scale.dtype) * self.scale + self.shift).permute(0, 3, 1, 2)
 
     def view(self, pixels: Tensor, index: Tensor, noise: Noise) -> Tensor:
-        """A random view of pixels[index], (B, C, H, W); `index` is (B,) int64."""
-        _, height, width, _ = pixels.shape
-        count = index.shape[0]
-        rows = torch.arange(height, device=index.device).expand(count, height)
-        columns = torch.arange(width, device=index.device).expand(count, width)
-        if self.flip:
-            flipped = noise.uniform("flip", (count, 1)) < 0.5
-            columns = torch.where(flipped, width - 1 - columns, columns)
-        if self.translate:
-            offsets = noise.integers("translate", (2, count, 1), -self.translate, self.translate)
-            rows = _reflect(rows + offsets[0], height)
-            columns = _reflect(columns + offsets[1], width)
-        images = self.plain(pixels[index[:, None, None], rows[:, :, None], columns[:, None, :]])
+        """A random view of pixels[index], (B, C, H, W); `index` is (B,) int64, `noise` is scoped by the view's name."""
+        strongly = noise.name == "strong" or (noise.name == "student" and self.student == "strong")
+        images = self._strong(pixels, index, noise) if strongly else self._weak(pixels, index, noise)
         if self.noise:
             images = images + self.noise * noise.normal("gaussian", images.shape, images.dtype)
         return images
+
+    def _weak(self, pixels: Tensor, index: Tensor, noise: Noise) -> Tensor:
+        _, height, width, _ = pixels.shape
+        rows = torch.arange(height, device=index.device).view(1, height, 1)
+        columns = torch.arange(width, device=index.device).view(1, 1, width)
+        return self.plain(self._gathered(pixels, index, rows, columns, noise))
+
+    def _strong(self, pixels: Tensor, index: Tensor, noise: Noise) -> Tensor:
+        _, height, width, _ = pixels.shape
+        draws = strong.draw(noise, len(index), self.operations)
+        rows, columns, within = strong.places(draws, height, width)
+        images = self._gathered(pixels, index, rows, columns, noise) * within[..., None]
+        for one in draws:
+            images = strong.recoloured(images, one)
+        view = self.plain(images)
+        return view * strong.uncut(noise, len(index), height, width, self.cutout) if self.cutout else view
+
+    def _gathered(self, pixels: Tensor, index: Tensor, rows: Tensor, columns: Tensor, noise: Noise) -> Tensor:
+        """The pixels that translation and flip put at these rows and columns, (B, H, W, C) uint8."""
+        _, height, width, _ = pixels.shape
+        count = index.shape[0]
+        if self.flip:
+            flipped = noise.uniform("flip", (count, 1, 1)) < 0.5
+            columns = torch.where(flipped, width - 1 - columns, columns)
+        if self.translate:
+            offsets = noise.integers("translate", (2, count, 1, 1), -self.translate, self.translate)
+            rows = _reflect(rows + offsets[0], height)
+            columns = _reflect(columns + offsets[1], width)
+        return pixels[index[:, None, None], rows, columns]
 
 
 def _reflect(position: Tensor, size: int) -> Tensor:

@@ -33,10 +33,11 @@ Network = nn.Module
 class Batch:
     """One step's images as a method sees them; the first len(labels) of them are labelled.
 
-    `view(name)` draws an augmented view (B, C, H, W), another one for each name; `noise` is the step's
-    randomness, to be scoped by pass; `weight` is the consistency weight at this step, a 0-dim tensor;
-    `index` (B,) numbers the images within the training set. `join(target, after)` gives the target, which may be
-    still in the making beside the student's pass: `after` is what that pass gave.
+    `view(name)` draws an augmented view (B, C, H, W), another one for each name: "weak" and "strong" are what they say,
+    "student" is as augment.student wants it, others are weak. `noise` is the step's randomness, to be scoped by pass;
+    `weight` is the consistency weight at this step, a 0-dim tensor; `index` (B,) numbers the images within the training
+    set. `join(target, after)` gives the target, which may be still in the making beside the student's pass: `after` is
+    what that pass gave.
     """
 
     labels: Tensor
@@ -56,7 +57,8 @@ class Method:
     `settings` names the settings of [method] it reads. What it declares is probed before training: `terms` maps
     each loss term to the network that its gradient must run through, from the heads to the first layer (no term
     may send one into the teacher); `moves` names the networks that a step must move. `memory` holds tensors of
-    its own that change along training (saved with the run, kept on its device, updated in place).
+    its own that change along training (saved with the run, kept on its device, updated in place). `strong_views`
+    says that it asks for them.
     """
 
     settings: ClassVar[frozenset[str]] = frozenset()
@@ -64,6 +66,7 @@ class Method:
     moves: ClassVar[tuple[str, ...]] = ("student",)
     labelled_only: ClassVar[bool] = False
     has_teacher: ClassVar[bool] = False
+    strong_views: ClassVar[bool] = False
 
     def __init__(self, config: MethodConfig, *, images: int, classes: int) -> None:
         self.config = config

@@ -145,6 +145,9 @@ def prepare(
         )
     mean, std = dataset.normalisation or dataset.train.channel_statistics()
     features = isinstance(dataset.train, FeatureSet)
+    if features and (config.augment.student == "strong" or method_class(config.method.name).strong_views):
+        what = "augment.student" if config.augment.student == "strong" else f"method {config.method.name}"
+        raise RequestError(f"{what}: strong views are made of images, and these are feature vectors.")
     # Feature vectors lie there standardised already; by what is for the model file alone.
     low, unit = ((0.0,) * len(mean), (1 / 255,) * len(std)) if features else (mean, std)
     augment = Augment.normalising(low, unit, compute.device, compute.dtype, **config.augment.model_dump())

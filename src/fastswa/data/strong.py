@@ -1,0 +1,189 @@
+"""Strong views: operations drawn for each image as in RandAugment, batched; what Pillow does, in tensor operations.
+
+An image gets `count` draws from OPERATIONS, each with a magnitude of its own (the ranges are FixMatch's). All draws
+that move pixels come first, as one map from places in the view to places in the image, so that they cost one gather;
+the others follow in their order. Most of them give a pixel by its own value alone: they become one table of 256
+entries for each image and channel, and looking it up is a second gather. No operation runs on its own, none makes a
+shape depend on what was drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastswa.noise import Noise
+
+OPERATIONS = (
+    "identity",
+    "rotate",
+    "shear_x",
+    "shear_y",
+    "translate_x",
+    "translate_y",
+    "brightness",
+    "contrast",
+    "colour",
+    "sharpness",
+    "solarise",
+    "posterise",
+    "autocontrast",
+    "equalise",
+)
+_ANGLE, _SHEAR, _TRANSLATE = math.radians(30.0), 0.3, 0.3
+_FADED, _KEPT = 0.05, 0.95
+_MOST_BITS_LOST = 4
+
+
+class Draw(NamedTuple):
+    """One operation an image: `operation` (B,) int64 numbers OPERATIONS, `strength` (B,) is uniform in [0, 1)."""
+
+    operation: Tensor
+    strength: Tensor
+
+    def shaped(self, *places: int) -> Draw:
+        """The same with further axes of length 1, to meet pixels."""
+        return Draw(self.operation.view(-1, *places), self.strength.view(-1, *places))
+
+    def where(self, name: str) -> Tensor:
+        """Where the operation `name` was drawn."""
+        return self.operation == OPERATIONS.index(name)
+
+    def signed(self, name: str, reach: float) -> Tensor:
+        """Uniform in -reach .. reach where `name` was drawn, 0 elsewhere."""
+        return self.where(name) * (2.0 * self.strength - 1.0) * reach
+
+
+def draw(noise: Noise, images: int, count: int) -> list[Draw]:
+    """`count` operations for each image, in the order in which they are applied."""
+    numbers = noise.uniform("operations", (count, 2, images))
+    return [Draw((which * len(OPERATIONS)).to(torch.int64), strength) for which, strength in numbers.unbind()]
+
+
+def places(draws: list[Draw], height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows and columns (B, H, W) int64 of the image that the view's pixels come from, and which come from within it.
+
+    As Pillow's nearest neighbour: a pixel's centre is mapped, the pixel it falls into is taken. Rotation turns about
+    the middle, shears leave the first row or column where it is. Of two moves in a row the second one's border is
+    not drawn by the first: the map is composed before anything is looked up.
+    """
+    device = draws[0].operation.device
+    y = torch.arange(height, device=device).view(1, height, 1) + 0.5
+    x = torch.arange(width, device=device).view(1, 1, width) + 0.5
+    for one in reversed(draws):
+        x, y = _mapped(one.shaped(1, 1), x, y, height, width)
+    within = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    rows, columns = y.floor().to(torch.int64), x.floor().to(torch.int64)
+    return rows.clamp(0, height - 1), columns.clamp(0, width - 1), within
+
+
+def _mapped(one: Draw, x: Tensor, y: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Where the operation takes the pixels at x, y from; one of its numbers at most is not that of the identity."""
+    angle = one.signed("rotate", _ANGLE)
+    cosine, sine = angle.cos(), angle.sin()
+    across, down = x - width / 2, y - height / 2
+    return (
+        cosine * across
+        - sine * down
+        + (one.signed("shear_x", _SHEAR) * y + one.signed("translate_x", _TRANSLATE * width) + width / 2),
+        sine * across
+        + cosine * down
+        + (one.signed("shear_y", _SHEAR) * x + one.signed("translate_y", _TRANSLATE * height) + height / 2),
+    )
+
+
+def recoloured(images: Tensor, one: Draw) -> Tensor:
+    """The images (B, H, W, C) uint8 after those operations that leave every pixel in its place."""
+    each = one.shaped(1, 1, 1)
+    grey = luminance(images)
+    numbers = torch.arange(images.shape[0], device=images.device).view(-1, 1, 1, 1)
+    channels = torch.arange(images.shape[3], device=images.device)
+    looked_up = _tables(images, grey, one)[numbers, channels, images.long()]
+    other = torch.where(each.where("colour"), grey[..., None], smoothed(images))
+    mixed = _mixed(other, images, each.strength)
+    return torch.where(each.where("colour") | each.where("sharpness"), mixed, looked_up)
+
+
+def luminance(images: Tensor) -> Tensor:
+    """(B, H, W) int32: the grey level of RGB images by ITU-R 601, rounded; grey ones as they are."""
+    wide = images.to(torch.int32)
+    if images.shape[3] == 1:
+        return wide[..., 0]
+    red, green, blue = wide.unbind(3)
+    return (19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16
+
+
+def smoothed(images: Tensor) -> Tensor:
+    """Each pixel, counted five times, averaged with its eight neighbours; the border stays. (B, H, W, C) int16."""
+    wide = images.to(torch.int16)
+    height, width = images.shape[1:3]
+    if min(height, width) < 3:
+        return wide
+    down = wide[:, :-2] + wide[:, 1:-1] + wide[:, 2:]
+    total = down[:, :, :-2] + down[:, :, 1:-1] + down[:, :, 2:] + 4 * wide[:, 1:-1, 1:-1]
+    middle = torch.nn.functional.pad((2 * total + 13) // 26, (0, 0, 1, 1, 1, 1))
+    row = torch.arange(height, device=images.device).view(-1, 1, 1)
+    column = torch.arange(width, device=images.device).view(-1, 1)
+    edge = (row == 0) | (row == height - 1) | (column == 0) | (column == width - 1)
+    return torch.where(edge, wide, middle)
+
+
+def _mixed(other: Tensor, images: Tensor, strength: Tensor) -> Tensor:
+    """Between `other` and the images, 5% to 95% of the way; uint8 by cutting off the fraction, as Pillow does."""
+    kept = _FADED + (_KEPT - _FADED) * strength
+    return (other + kept * (images.float() - other)).to(torch.uint8)
+
+
+def _tables(images: Tensor, grey: Tensor, one: Draw) -> Tensor:
+    """What becomes of each value 0 to 255, for each image and channel: (B, C, 256) uint8."""
+    each = one.shaped(1, 1)
+    values = torch.arange(256, dtype=torch.int32, device=images.device)
+    pixels = grey[0].numel()
+    mean = (2 * grey.sum(dim=(1, 2)) + pixels) // (2 * pixels)
+    toward = torch.where(each.where("contrast"), mean.view(-1, 1, 1), 0)
+    limit = (256 * each.strength).to(torch.int32)
+    lost = ((_MOST_BITS_LOST + 1) * each.strength).to(torch.int32)
+    low, high = (bound.to(torch.int32)[..., None] for bound in (images.amin(dim=(1, 2)), images.amax(dim=(1, 2))))
+    stretched = ((values - low) * 255 // (high - low).clamp(min=1)).clamp(0, 255)
+    tables = values.expand(*low.shape[:2], 256)
+    for name, table in {
+        "solarise": torch.where(values < limit, values, 255 - values),
+        "posterise": (values >> lost) << lost,
+        "autocontrast": torch.where(high > low, stretched, values),
+        "equalise": _equalising(images, high),
+    }.items():
+        tables = torch.where(each.where(name), table, tables)
+    faded = each.where("brightness") | each.where("contrast")
+    return torch.where(faded, _mixed(toward, values, each.strength), tables.to(torch.uint8))
+
+
+def _equalising(images: Tensor, high: Tensor) -> Tensor:
+    """The table (B, C, 256) int32 under which each value comes equally often, as nearly as can be.
+
+    A step is the number of pixels that one level of the result stands for; the pixels of the `high`est value do not
+    count towards it. Images of fewer than 256 pixels stay as they are: their step is 0.
+    """
+    count, height, width, channels = images.shape
+    first = 256 * torch.arange(count * channels, device=images.device).view(count, 1, 1, channels)
+    histogram = torch.zeros(count * channels * 256, dtype=torch.int32, device=images.device)
+    ones = torch.ones(images.numel(), dtype=torch.int32, device=images.device)
+    histogram = histogram.scatter_add(0, (first + images).flatten(), ones).view(count, channels, 256)
+    step = (height * width - histogram.gather(2, high.long())) // 255
+    below = histogram.cumsum(dim=2, dtype=torch.int32) - histogram
+    table = ((step // 2 + below) // step.clamp(min=1)).clamp(max=255)
+    values = torch.arange(256, dtype=torch.int32, device=images.device)
+    return torch.where(step > 0, table, values)
+
+
+def uncut(noise: Noise, images: int, height: int, width: int, part: float) -> Tensor:
+    """False in a square of `part` of the shorter side about a random pixel, cut off at the edges: (B, 1, H, W)."""
+    side = round(part * min(height, width))
+    centre = noise.uniform("cutout", (2, images, 1, 1, 1))
+    top = (centre[0] * height).floor() - side // 2
+    left = (centre[1] * width).floor() - side // 2
+    row = torch.arange(height, device=top.device).view(height, 1)
+    column = torch.arange(width, device=top.device)
+    return (row < top) | (row >= top + side) | (column < left) | (column >= left + side)
