@@ -1,0 +1,143 @@
+"""The examples of averaging in others' loops: they run, and the averages are the means that they claim to be."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def example(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """An example as a module; it may import its neighbours."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module(name)
+
+
+def test_the_plain_loop_prints_three_networks() -> None:
+    words = [sys.executable, str(EXAMPLES / "plain_loop.py"), "--epochs", "12", "--labels", "200"]
+    answer = subprocess.run(words, capture_output=True, text=True, check=True)
+    lines = [re.fullmatch(r"(.+?) +([\d.]+)% wrong", line) for line in answer.stdout.splitlines()]
+    found = {line[1]: float(line[2]) for line in lines if line is not None}
+    # Cycles of two epochs after the eighth; fast-SWA begins a cycle earlier and takes each of the four steps an epoch.
+    assert list(found) == ["last iterate", "SWA of 3", "fast-SWA of 25"]
+    assert max(found.values()) < 50
+
+
+# Lightning warns of few workers, of loggers that are not there, and uses what torch has deprecated.
+lightning = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def callbacks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("lightning.pytorch", exc_type=ImportError)
+    return example("lightning_callback", monkeypatch)
+
+
+def fitted(callbacks: Any, *extra: Any, epochs: int, **options: Any) -> Any:
+    """A module trained on 100 digits in two batches an epoch, in the same order each time."""
+    import lightning.pytorch as pl
+
+    torch.manual_seed(0)
+    module = callbacks.Digits()
+    loader = DataLoader(callbacks.digits(100)[0], batch_size=50)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    checkpoint = options.pop("ckpt_path", None)
+    trainer = pl.Trainer(
+        max_epochs=epochs, callbacks=list(extra), **{"enable_checkpointing": False, **quiet, **options}
+    )
+    trainer.fit(module, loader, ckpt_path=checkpoint)
+    return trainer, module, loader
+
+
+def weights(module: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+@lightning
+def test_the_callback_averages_the_iterates_and_leaves_the_rate_alone(callbacks: Any) -> None:
+    import lightning.pytorch as pl
+
+    seen: list[tuple[float, Tensor, float]] = []
+
+    class Recorder(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            epoch = trainer.current_epoch + (batch_idx + 1) / 2
+            seen.append((epoch, weights(pl_module), trainer.optimizers[0].param_groups[0]["lr"]))
+
+    average = callbacks.FastSWA(start=1.5, every=0.5)
+    _, module, loader = fitted(callbacks, average, Recorder(), epochs=4)
+    due = [iterate for epoch, iterate, _ in seen if epoch >= 1.5]
+    assert average.averaged.count == len(due) == 6
+    assert torch.allclose(weights(average.averaged.module), torch.stack(due).mean(dim=0), atol=1e-6)
+    assert {rate for _, _, rate in seen} == {0.1}
+    assert torch.equal(weights(module), seen[-1][1])
+
+    first = average.averaged.module.model[0]
+    activations = [first(x) for x, _ in loader]
+    norm = average.averaged.module.model[1]
+    means = torch.stack([a.mean(dim=(0, 2, 3)) for a in activations]).mean(dim=0)
+    variances = torch.stack([a.var(dim=(0, 2, 3)) for a in activations]).mean(dim=0)
+    assert torch.allclose(norm.running_mean, means, atol=1e-5)
+    assert torch.allclose(norm.running_var, variances, rtol=1e-4)
+    assert not norm.training
+
+
+@lightning
+def test_the_average_is_saved_and_goes_on(callbacks: Any, tmp_path: Path) -> None:
+    whole = callbacks.FastSWA(start=1, every=0.5)
+    _, module, _ = fitted(callbacks, whole, epochs=4)
+    half = callbacks.FastSWA(start=1, every=0.5)
+    trainer, _, _ = fitted(callbacks, half, epochs=2)
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    rest = callbacks.FastSWA(start=1, every=0.5)
+    _, resumed, _ = fitted(callbacks, rest, epochs=4, ckpt_path=tmp_path / "half.ckpt")
+    assert torch.equal(weights(resumed), weights(module))
+    assert rest.averaged.count == whole.averaged.count
+    assert torch.allclose(weights(rest.averaged.module), weights(whole.averaged.module), atol=1e-6)
+
+
+@lightning
+def test_the_rate_is_the_papers(callbacks: Any) -> None:
+    import lightning.pytorch as pl
+
+    from fastswa.schedule import cyclic_cosine
+
+    rates: list[float] = []
+
+    class Recorder(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    fitted(callbacks, callbacks.CyclicRate(length=2, period=3, cycle=1), Recorder(), epochs=4)
+    assert rates == pytest.approx(
+        [0.1 * cyclic_cosine(step / 2, length=2, period=3, cycle=1) for step in range(8)], rel=1e-6
+    )
+
+
+@lightning
+def test_the_lightning_example_runs(callbacks: Any) -> None:
+    found = callbacks.train(epochs=6, labels=100, accelerator="cpu")
+    assert list(found) == ["last iterate", "fast-SWA of 7"]
+
+
+@lightning
+def test_a_lightning_checkpoint_can_be_averaged(callbacks: Any, tmp_path: Path) -> None:
+    """With `fastswa average`, which reads it without running code."""
+    from fastswa.weights import read_weights
+
+    trainer, module, _ = fitted(callbacks, callbacks.FastSWA(start=0), epochs=1)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    read = read_weights(str(tmp_path / "one.ckpt"), None, pytest.fail).tensors
+    assert read.keys() == module.state_dict().keys()
+    assert torch.equal(read["model.0.weight"], module.model[0].weight)
