@@ -5,4 +5,5 @@ from __future__ import annotations
 # name: "module:STUDY"; nothing is imported before it is asked for.
 STUDIES = {
     "gradients": "fastswa.analysis.gradients:STUDY",
+    "rays": "fastswa.analysis.rays:STUDY",
 }

@@ -31,6 +31,9 @@ class Request:
     device: str = "auto"
     epochs: tuple[float, ...] | None = None
     batches: int = 32
+    points: int = 41
+    rays: int = 5
+    distance: float | None = None
     seed: int = 0
 
 

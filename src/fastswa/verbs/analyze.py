@@ -15,6 +15,10 @@ from fastswa.registry import nearest
 _OPTIONS = {
     "--epochs": "numbers",
     "--batches": "whole",
+    "--points": "whole",
+    "--rays": "whole",
+    "--distance": "number",
+    "--seed": "whole",
 }
 
 

@@ -1,0 +1,14 @@
+"""What the figures of studies share with one another and with those of tables/."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastswa.tables.figures import new_figure
+
+
+def new_grid(rows: int, columns: int, width: float, height: float) -> tuple[Any, Any]:
+    """A figure with its panels in rows of `height` each: panels[row][column]."""
+    drawn, first = new_figure(1, width, rows * height)
+    first[0].remove()
+    return drawn, drawn.subplots(rows, columns, squeeze=False)

@@ -1,0 +1,254 @@
+"""Train and test error along rays in weight space (figure 2b-d, A.1): how wide are the solutions, and which way?
+
+From one SGD iterate through another; from an iterate in random directions and in that of steepest ascent of the
+cross entropy; and from an iterate through the average. The axis is the distance from where a ray starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastswa.analysis.drawing import new_grid
+from fastswa.analysis.study import Request, Study, colours
+from fastswa.analysis.subject import Subject, opened
+from fastswa.analysis.surface import FIGURES, Measured, Surface
+from fastswa.errors import RequestError
+from fastswa.noise import derive_seed
+
+KINDS = {
+    "sgd": "SGD-SGD",
+    "average": "SGD-SWA",
+    "random": "random",
+    "adversarial-train": "adversarial (train)",
+    "adversarial-test": "adversarial (test)",
+}
+BEFORE, BEYOND = 1.0, 3.0
+
+
+@dataclass(frozen=True)
+class Ray:
+    """Points at `distance` (T,) from the start; `marks` are the distances of the two weights that it runs through.
+
+    Of several rays `measured` is the mean, and `spread` (T,) the standard deviation of the test error over them.
+    """
+
+    kind: str
+    start: str
+    end: str
+    distance: np.ndarray
+    measured: Measured
+    marks: np.ndarray
+    spread: np.ndarray
+
+
+@dataclass(frozen=True)
+class Rays:
+    """The rays of one run."""
+
+    run: str
+    method: str
+    unlabelled: int
+    rays: list[Ray]
+
+
+Point = Callable[[Tensor], Sequence[float]]
+
+
+def along(point: Point, start: Tensor, direction: Tensor, distances: np.ndarray) -> Measured:
+    """What `point` says along start + s · direction, for a unit vector and each distance s."""
+    return Measured.gathered([point(start + float(s) * direction) for s in distances])
+
+
+def between(point: Point, start: Tensor, end: Tensor, points: int, names: tuple[str, str], kind: str) -> Ray:
+    """The ray through two points, from their distance before the first to twice that behind the second."""
+    length = float((end - start).norm(dtype=torch.float64))
+    if length == 0:
+        raise RequestError(f"{names[0]} and {names[1]} are the same weights: a ray needs two different ones.")
+    t = through(points)
+    measured = along(point, start, (end - start) / length, t * length)
+    return Ray(kind, *names, t * length, measured, np.array([0.0, length]), np.zeros(points))
+
+
+def through(points: int) -> np.ndarray:
+    """Where a ray through two points is looked at, the two (0 and 1) among them: (points,)."""
+    steps = points - 1
+    before = max(1, round(steps * BEFORE / (BEFORE + BEYOND)))
+    inside = max(1, round(steps / (BEFORE + BEYOND)))
+    beyond = max(1, steps - before - inside)
+    return np.concatenate(
+        [
+            np.linspace(-BEFORE, 0, before, endpoint=False),
+            np.linspace(0, 1, inside, endpoint=False),
+            np.linspace(1, BEYOND, beyond + 1),
+        ]
+    )
+
+
+def random_directions(size: int, count: int, seed: int, like: Tensor) -> list[Tensor]:
+    """Unit vectors, uniform on the sphere; drawn on the host, so that every device sees the same."""
+    found = []
+    for number in range(count):
+        generator = torch.Generator().manual_seed(derive_seed(seed, "analysis/rays", number))
+        vector = torch.randn(size, generator=generator, dtype=torch.float64)
+        found.append((vector / vector.norm()).to(like.device, like.dtype))
+    return found
+
+
+def random_ray(point: Point, start: Tensor, distances: np.ndarray, count: int, seed: int, name: str) -> Ray:
+    """The mean over `count` random directions."""
+    each = [along(point, start, d, distances) for d in random_directions(len(start), count, seed, start)]
+    mean = Measured(*(np.mean([getattr(one, figure) for one in each], axis=0) for figure in FIGURES))
+    spread = np.std([one.test_error for one in each], axis=0)
+    return Ray("random", name, f"{count} directions", distances, mean, np.array([0.0]), spread)
+
+
+def adversarial_ray(surface: Surface, start: Tensor, distances: np.ndarray, images: str, name: str) -> Ray:
+    """The direction of steepest ascent of the cross entropy on `train` or `test` images."""
+    direction = surface.gradient(start, images)
+    length = float(direction.norm(dtype=torch.float64))
+    if length == 0:
+        raise RequestError(f"{name}: the gradient of the cross entropy is zero there, so no direction is the steepest.")
+    measured = along(surface.at, start, direction / length, distances)
+    return Ray(
+        f"adversarial-{images}", name, "gradient", distances, measured, np.array([0.0]), np.zeros(len(distances))
+    )
+
+
+def study(subject: Subject, request: Request) -> Rays:
+    """All rays of a run: through the last two iterates or the two that are named, and from the last of them."""
+    first, last = subject.chosen(request.epochs, least=2)[-2:]
+    surface = Surface(subject)
+    early, late = subject.iterate(first), subject.iterate(last)
+    names = (f"epoch {first:g}", f"epoch {last:g}")
+    rays = [between(surface.at, early, late, request.points, names, "sgd")]
+    average = subject.average()
+    if average is not None:
+        rays.append(between(surface.at, late, average[1], request.points, (names[1], average[0]), "average"))
+    distances = np.linspace(0.0, request.distance or float(rays[0].distance[-1]), (request.points + 1) // 2)
+    rays.append(random_ray(surface.at, late, distances, request.rays, request.seed, names[1]))
+    rays += [adversarial_ray(surface, late, distances, images, names[1]) for images in ("train", "test")]
+    return Rays(subject.name, subject.config.method.name, len(subject.material.split.unlabelled), rays)
+
+
+def rays(request: Request) -> list[Rays]:
+    """The rays of each run."""
+    if request.points < 5:
+        raise RequestError("--points: a ray needs five points at least.")
+    with opened(request.runs, request.device) as subjects:
+        for subject in subjects:
+            subject.chosen(request.epochs, least=2)
+        return [study(subject, request) for subject in subjects]
+
+
+def rows(result: Sequence[Rays]) -> list[dict[str, Any]]:
+    """A line for each run, ray and point."""
+    return [
+        {
+            "run": one.run,
+            "ray": ray.kind,
+            "start": ray.start,
+            "end": ray.end,
+            "distance": float(ray.distance[number]),
+            **{figure: float(getattr(ray.measured, figure)[number]) for figure in FIGURES},
+            "test_error_spread": float(ray.spread[number]),
+        }
+        for one in result
+        for ray in one.rays
+        for number in range(len(ray.distance))
+    ]
+
+
+def told(result: Sequence[Rays]) -> list[str]:
+    """How far apart the iterates are and what lies between them."""
+    lines = []
+    for one in result:
+        for ray in one.rays:
+            if len(ray.marks) < 2:
+                continue
+            ends = np.interp(ray.marks, ray.distance, ray.measured.test_error)
+            best = int(ray.measured.test_error.argmin())
+            lines.append(
+                f"{one.run}: {KINDS[ray.kind]}: {ray.start} and {ray.end} are {ray.marks[1]:.3g} apart; test error "
+                f"{ends[0]:.2f}% and {ends[1]:.2f}%, lowest {ray.measured.test_error[best]:.2f}% "
+                f"at {ray.distance[best]:.3g}"
+            )
+    return lines
+
+
+def draw(result: Sequence[Rays]) -> Any:
+    """SGD-SGD, SGD-SWA and random rays of all runs beside one another; below, each run's rays together."""
+    columns = max(3, len(result)) if len(result) > 1 else 3
+    drawn, grid = new_grid(2 if len(result) > 1 else 1, columns, 4.1 * columns, 3.9)
+    shades = colours([one.run for one in result])
+    if len(result) > 1:
+        for panel, kind in zip(grid[0], ("sgd", "average", "random"), strict=False):
+            for one in result:
+                for ray in (ray for ray in one.rays if ray.kind == kind):
+                    _line(panel, ray, shades[one.run], one.run)
+            _finish(panel, f"{KINDS[kind]} rays", [ray for one in result for ray in one.rays if ray.kind == kind])
+        for panel, one in zip(grid[1], result, strict=False):
+            _of_one(panel, one, one.rays, f"{one.run}: all rays")
+        unused = [*grid[0][3:], *grid[1][len(result) :]]
+    else:
+        [one] = result
+        _of_one(grid[0][0], one, [ray for ray in one.rays if ray.kind == "sgd"], "SGD-SGD ray")
+        _of_one(grid[0][1], one, [ray for ray in one.rays if ray.kind == "average"], "SGD-SWA ray")
+        _of_one(grid[0][2], one, one.rays, "all rays")
+        unused = []
+    for panel in unused:
+        panel.set_visible(False)
+    drawn.tight_layout()
+    return drawn
+
+
+def _of_one(panel: Any, one: Rays, chosen: Sequence[Ray], title: str) -> None:
+    shades = dict(zip(KINDS, ("#c0392b", "#e6892b", "#2e8b57", "#1f77b4", "#7d3c98"), strict=True))
+    for ray in chosen:
+        _line(panel, ray, shades[ray.kind], KINDS[ray.kind])
+    _finish(panel, title, chosen)
+
+
+def _line(panel: Any, ray: Ray, colour: str, label: str) -> None:
+    """Test error solid, train error dashed; a circle for an iterate, a square for an average."""
+    panel.plot(ray.distance, ray.measured.test_error, color=colour, label=label, linewidth=1.5)
+    panel.plot(ray.distance, ray.measured.train_error, color=colour, linestyle=(0, (4, 2)), linewidth=1.2)
+    if ray.spread.any():
+        low, high = ray.measured.test_error - ray.spread, ray.measured.test_error + ray.spread
+        panel.fill_between(ray.distance, low, high, color=colour, alpha=0.15, lw=0)
+    for number, mark in enumerate(ray.marks):
+        marker = "s" if ray.kind == "average" and number == 1 else "o"
+        error = np.interp(mark, ray.distance, ray.measured.test_error)
+        panel.plot(mark, error, marker, color=colour, markersize=6, markeredgecolor="white", zorder=4)
+
+
+def _finish(panel: Any, title: str, drawn: Sequence[Ray]) -> None:
+    """Labels, and an axis that cuts off where nothing is left of what was learnt."""
+    panel.plot([], [], color="#404040", label="test")
+    panel.plot([], [], color="#404040", linestyle=(0, (4, 2)), label="train")
+    if any(ray.kind == "average" for ray in drawn):
+        panel.plot([], [], "s", color="#404040", label="average")
+    if drawn:
+        lowest = min(float(ray.measured.test_error.min()) for ray in drawn)
+        highest = max(float(ray.measured.test_error.max()) for ray in drawn)
+        panel.set_ylim(-0.02 * min(highest, 6 * lowest + 5), min(1.05 * highest, 6 * lowest + 5))
+    panel.set_xlabel("distance in weight space")
+    panel.set_ylabel("error (%)")
+    panel.set_title(title)
+    panel.grid(alpha=0.25)
+    panel.legend(frameon=False, fontsize=8)
+
+
+STUDY = Study(
+    summary="error along SGD-SGD, SGD-SWA, random and adversarial rays",
+    run=rays,
+    rows=rows,
+    draw=draw,
+    told=told,
+    options=frozenset({"epochs", "points", "rays", "distance", "seed"}),
+)

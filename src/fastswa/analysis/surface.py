@@ -1,0 +1,152 @@
+"""Error and loss as functions of the weights: batch-norm statistics are recomputed at every point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastswa.analysis.subject import Subject, flat, put
+from fastswa.averaging import FreshStatistics, frozen_statistics
+from fastswa.errors import RequestError
+from fastswa.evaluate import Evaluator, evaluating
+from fastswa.models.network import Dropout
+from fastswa.noise import Noise
+from fastswa.training.refresh import refresh_batches
+
+FIGURES = ("train_error", "train_loss", "test_error", "test_loss")
+_LARGE = 1000
+_HELD = 1 << 30
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Errors in percent and mean cross entropies: (T,) each, or any other shape of points."""
+
+    train_error: np.ndarray
+    train_loss: np.ndarray
+    test_error: np.ndarray
+    test_loss: np.ndarray
+
+    @classmethod
+    def gathered(cls, points: Sequence[Sequence[float]], shape: Sequence[int] | None = None) -> Measured:
+        """From what `Surface.at` gave, point after point."""
+        table = np.array(points, dtype=float).reshape(*(shape or (len(points),)), len(FIGURES))
+        return cls(*np.moveaxis(table, -1, 0))
+
+
+class Surface:
+    """A run's network as a function of its weights.
+
+    `train` are the labelled training images as they are, `test` the test images (the validation images where there are
+    none). Statistics come from the same augmented batches at every point, drawn as training draws them.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        material = subject.material
+        self.subject, self.compute = subject, subject.compute
+        self.network = subject.network()
+        evaluators = material.evaluators
+        held_out = evaluators.get("test", evaluators.get("validation"))
+        if held_out is None:
+            raise RequestError(f"{subject.path} has neither test nor validation images to be measured on.")
+        labelled = torch.from_numpy(material.split.labelled).to(material.pixels.device)
+        self.test: Evaluator = held_out
+        self.train = Evaluator(
+            pixels=material.pixels[labelled],
+            labels=material.labels[labelled],
+            classes=held_out.classes,
+            augment=material.augment,
+            batch=held_out.batch,
+        )
+        self._statistics = FreshStatistics(self.network)
+        self._held: list[tuple[Tensor, Noise]] | None = None
+
+    def put(self, vector: Tensor) -> nn.Module:
+        """The network at a point, with fresh statistics."""
+        put(self.network, vector)
+        if self._statistics.norms:
+            with self._statistics, torch.no_grad(), self.compute.arithmetic():
+                for view, noise in self._views():
+                    self.network(view, noise)
+                    self._statistics.add()
+        return self.network
+
+    def at(self, vector: Tensor) -> tuple[float, float, float, float]:
+        """train_error, train_loss, test_error and test_loss at a point."""
+        network = self.put(vector)
+        train, test = (images(network, self.compute.arithmetic()) for images in (self.train, self.test))
+        return train["error"], train["nll"], test["error"], test["nll"]
+
+    def probabilities(self, vector: Tensor) -> Tensor:
+        """What the network at a point says of the test images: (N, classes) on the device."""
+        network = self.put(vector)
+        with evaluating(network), self.compute.arithmetic():
+            parts = self.test.pixels.split(self.test.batch)
+            return torch.cat([network(self.test.augment.plain(part)).logits.float().softmax(dim=1) for part in parts])
+
+    def gradient(self, vector: Tensor, images: str = "train") -> Tensor:
+        """The gradient of the mean cross entropy on `train` or `test` images at a point: (P,).
+
+        Batches are normalised by their own statistics, which move with the weights as those of `put` do; no dropout.
+        """
+        put(self.network, vector)
+        chosen: Evaluator = getattr(self, images)
+        parameters = list(self.network.parameters())
+        total = torch.zeros_like(vector)
+        with _batch_normalised(self.network):
+            for pixels, labels in zip(
+                chosen.pixels.split(chosen.batch), chosen.labels.split(chosen.batch), strict=True
+            ):
+                with self.compute.arithmetic():
+                    logits = self.network(chosen.augment.plain(pixels)).logits
+                loss = F.cross_entropy(logits.to(vector.dtype), labels, reduction="sum")
+                total += flat(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
+        return total / len(chosen.labels)
+
+    def _views(self) -> Iterator[tuple[Tensor, Noise]]:
+        """The batches that statistics come from; kept where there is room."""
+        if self._held is not None:
+            yield from self._held
+            return
+        held: list[tuple[Tensor, Noise]] | None = []
+        size = 0
+        for view, noise in self._made():
+            size += view.numel() * view.element_size()
+            held = None if held is None or size > _HELD else [*held, (view, noise)]
+            yield view, noise
+        self._held = held
+
+    def _made(self) -> Iterator[tuple[Tensor, Noise]]:
+        """Several of training's batches at a time: the mean of their statistics is the same, and GPUs are not idle."""
+        material, config = self.subject.material, self.subject.config
+        together = max(1, _LARGE // material.plan.size)
+        rows = list(refresh_batches(config, material.plan, "analysis"))
+        for start in range(0, len(rows), together):
+            numbers = np.concatenate([row for row, _ in rows[start : start + together]])
+            noise = Noise(torch.from_numpy(rows[start][1]).to(material.pixels.device))
+            pixels, index = material.batch(numbers)
+            yield material.augment.view(pixels, index, noise.scope("view")), noise.scope("network")
+
+
+class _batch_normalised:
+    """The network in training mode, but without dropout and without touching its running statistics."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+        self._frozen = frozen_statistics(network)
+
+    def __enter__(self) -> None:
+        self.network.train()
+        for module in self.network.modules():
+            if isinstance(module, Dropout | nn.Dropout):
+                module.eval()
+        self._frozen.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._frozen.__exit__(None, None, None)
+        self.network.eval()

@@ -1,0 +1,154 @@
+"""Rays: closed forms on a quadratic, the surface of a tiny run, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conftest import Command
+from fastswa.analysis.rays import along, between, random_directions, random_ray, through
+from fastswa.analysis.subject import Subject, flat, put
+from fastswa.analysis.surface import Surface
+from fastswa.errors import RequestError
+
+CURVATURES = torch.linspace(0.5, 4.0, 40, dtype=torch.float64)
+
+
+def quadratic(vector: Tensor) -> tuple[float, float, float, float]:
+    """w'Aw / 2 for a diagonal A, in all four places."""
+    value = float(0.5 * (CURVATURES * vector.square()).sum())
+    return value, value, value, value
+
+
+@pytest.fixture(scope="module")
+def surface(finished: Path) -> Surface:
+    return Surface(Subject(finished, "cpu"))
+
+
+def test_a_ray_through_two_points_is_the_quadratic_between_them() -> None:
+    generator = torch.Generator().manual_seed(0)
+    start, end = (torch.randn(40, generator=generator, dtype=torch.float64) for _ in range(2))
+    ray = between(quadratic, start, end, 21, ("a", "b"), "sgd")
+    length = float((end - start).norm())
+    assert ray.marks.tolist() == pytest.approx([0.0, length])
+    t = ray.distance / length
+    a, b, c = quadratic(start)[0], float((CURVATURES * start * (end - start)).sum()), quadratic(end - start)[0]
+    np.testing.assert_allclose(ray.measured.test_error, a + b * t + c * t**2, rtol=1e-12)
+    # The two weights are among the points, and the ray goes on beyond both.
+    assert {0.0, 1.0} <= set(through(21).tolist())
+    assert through(21)[0] == -1
+    assert through(21)[-1] == 3
+    assert all(len(through(points)) == points and (np.diff(through(points)) > 0).all() for points in range(5, 60))
+
+
+def test_random_rays_rise_by_half_the_mean_curvature() -> None:
+    """E[d'Ad] = tr(A) / p over the sphere; 400 directions leave a standard error of 1%."""
+    distances = np.array([0.0, 1.0, 3.0])
+    start = torch.zeros(40, dtype=torch.float64)
+    ray = random_ray(quadratic, start, distances, count=400, seed=1, name="a")
+    wanted = 0.5 * distances**2 * float(CURVATURES.mean())
+    np.testing.assert_allclose(ray.measured.test_error, wanted, rtol=0.04)
+    assert ray.spread[0] == 0
+    assert ray.spread[2] == pytest.approx(9 * ray.spread[1])
+    directions = torch.stack(random_directions(40, 5, 1, start))
+    assert torch.allclose(directions.norm(dim=1), torch.ones(5, dtype=torch.float64))
+    assert (directions @ directions.T - torch.eye(5)).abs().max() < 0.6
+
+
+def test_a_ray_of_length_zero_is_refused() -> None:
+    with pytest.raises(RequestError, match="epoch 1 and epoch 2 are the same weights"):
+        between(quadratic, torch.ones(40), torch.ones(40), 9, ("epoch 1", "epoch 2"), "sgd")
+
+
+def test_a_vector_and_a_network_are_two_forms_of_the_same_weights(finished: Path) -> None:
+    subject = Subject(finished, "cpu")
+    network, vector = subject.network(), subject.iterate(2)
+    put(network, vector)
+    assert torch.equal(flat(list(network.parameters())), vector)
+    student = subject.state(2).student
+    for own, theirs in zip(network.parameters(), student.parameters(), strict=True):
+        assert torch.equal(own, theirs)
+
+
+def test_every_point_has_statistics_of_its_own(surface: Surface, finished: Path) -> None:
+    """Those of the first layer are the moments of its outputs over all views; no point leaves a trace in another."""
+    subject = surface.subject
+    first, other = subject.iterate(2), subject.iterate(4)
+    before = surface.at(first)
+    surface.at(other)
+    assert surface.at(first) == before
+    network = surface.put(first)
+    layer = network.block1[0]
+    means, variances = [], []
+    for view, _ in surface._views():
+        outputs = layer.conv(view).transpose(0, 1).flatten(1)
+        means.append(outputs.mean(dim=1))
+        variances.append(outputs.var(dim=1))
+    assert torch.allclose(layer.norm.running_mean, torch.stack(means).mean(dim=0), atol=1e-5)
+    assert torch.allclose(layer.norm.running_var, torch.stack(variances).mean(dim=0), rtol=1e-4)
+    assert not any(module.training for module in network.modules())
+
+
+def test_error_and_loss_are_those_of_the_networks_own_answers(surface: Surface) -> None:
+    vector = surface.subject.iterate(4)
+    measured = surface.at(vector)
+    probabilities, labels = surface.probabilities(vector), surface.test.labels
+    wrong = (probabilities.argmax(dim=1) != labels).double().mean()
+    assert measured[2] == pytest.approx(100 * float(wrong))
+    assert measured[3] == pytest.approx(float(F.nll_loss(probabilities.log(), labels)), rel=1e-4)
+    assert len(surface.train.labels) == len(surface.subject.material.split.labelled)
+
+
+@pytest.mark.parametrize("images", ["train", "test"])
+def test_the_adversarial_direction_is_the_steepest(surface: Surface, images: str) -> None:
+    """The slope of the loss along it is the gradient's length, by central differences."""
+    vector = surface.subject.iterate(4)
+    gradient = surface.gradient(vector, images)
+    chosen = getattr(surface, images)
+
+    def loss(point: Tensor) -> float:
+        put(surface.network, point)
+        surface.network.eval()
+        norms = [m for m in surface.network.modules() if isinstance(m, nn.BatchNorm2d)]
+        momenta = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.train()
+            norm.momentum = 0.0
+        with torch.no_grad():
+            logits = surface.network(chosen.augment.plain(chosen.pixels)).logits
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.eval()
+            norm.momentum = momentum
+        return float(F.cross_entropy(logits.double(), chosen.labels))
+
+    step = 1e-2 * gradient / gradient.norm()
+    slope = (loss(vector + step) - loss(vector - step)) / 2e-2
+    assert slope == pytest.approx(float(gradient.norm()), rel=0.01)
+
+
+def test_along_goes_where_it_says() -> None:
+    direction = torch.zeros(40, dtype=torch.float64)
+    direction[3] = 1.0
+    measured = along(quadratic, torch.zeros(40, dtype=torch.float64), direction, np.array([0.0, 2.0]))
+    assert measured.train_loss.tolist() == [0.0, pytest.approx(2 * float(CURVATURES[3]))]
+
+
+def test_the_command(finished: Path, tmp_path: Path, command: Command) -> None:
+    words = ("analyze", "rays", finished, "--points", 5, "--rays", 2, "--device", "cpu", "--out", tmp_path)
+    answer = command(*words, "--json")
+    assert answer.code == 0, answer.err
+    [run] = json.loads(answer.out)["result"]
+    assert [ray["kind"] for ray in run["rays"]] == ["sgd", "average", "random", "adversarial-train", "adversarial-test"]
+    assert [ray["start"] for ray in run["rays"]] == ["epoch 3", *["epoch 4"] * 4]
+    assert (tmp_path / "rays.csv").read_text().count("\n") == 1 + 5 + 5 + 3 * 3
+    assert command(*words, "--epochs", "2").err == (
+        f"fastswa: {finished}: 2 iterates are needed, and 1 are there; train it with `--checkpoint.keep "
+        "EPOCH,EPOCH,…`, which says whose checkpoints stay, or name more of them.\n"
+    )
+    assert "--batches means nothing to the study rays" in command(*words, "--batches", "3").err
