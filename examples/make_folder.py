@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 from fastswa.data.sources.digits import load_digits
@@ -34,7 +35,7 @@ def write_folder(folder: Path, labels: int = 10) -> Counter[str]:
     return written
 
 
-def _save(path: Path, pixels: object) -> None:
+def _save(path: Path, pixels: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path)
 

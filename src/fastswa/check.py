@@ -312,11 +312,13 @@ def _sentences(report: CheckReport) -> Iterator[str]:
             f"steps; {batch['training_labels']} labels to train on, {batch['validation']} held out"
         )
     if report.time is not None:
+        from fastswa.training.budget import seconds_text
+
         spent = report.time
         yield (
-            f"time: a step takes {1e3 * spent['step_seconds']:.3g} ms ({spent['how']}), an epoch "
-            f"{spent['epoch_seconds']:.3g} s, the default {spent['epochs']} epochs about {spent['run_minutes']:g} min; "
-            "`--minutes M` trains for as long as you say"
+            f"time: a step takes {seconds_text(spent['step_seconds'])} ({spent['how']}), an epoch "
+            f"{seconds_text(spent['epoch_seconds'])}, the default {spent['epochs']} epochs about "
+            f"{spent['run_minutes']:g} min; `--minutes M` trains for as long as you say"
         )
     copies = {**report.duplicates.within, **report.duplicates.across}
     found = ", ".join(f"{count} in {name}" for name, count in copies.items() if count)

@@ -43,10 +43,10 @@ def recipe_names() -> list[str]:
     return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
 
 
-def recipe_text(name: str) -> str:
-    """A recipe's file as it is, with its header comment."""
+def recipe_text(name: str, unlike: str = "`fastswa recipes` lists them.") -> str:
+    """A recipe's file as it is, with its header comment; `unlike` is said of a name that is near none."""
     if name not in recipe_names():
-        raise RequestError(f"unknown recipe '{name}'; {nearest(name, recipe_names(), '`fastswa recipes` lists them.')}")
+        raise RequestError(f"unknown recipe '{name}'; {nearest(name, recipe_names(), unlike)}")
     return (resources.files("fastswa") / "recipes" / f"{name}.toml").read_text("utf-8")
 
 
@@ -58,7 +58,10 @@ def target_layer(name: str) -> Layer:
     """The settings behind a recipe's name, or behind a folder or file of one's own data."""
     from fastswa.data.sources import is_own_data
 
-    return own_data_layer(name) if name not in recipe_names() and is_own_data(name) else recipe_layer(name)
+    if name not in recipe_names() and is_own_data(name):
+        return own_data_layer(name)
+    neither = "nor is there a folder or file of that name (`fastswa recipes` lists the recipes)."
+    return _parse_toml(recipe_text(name, neither), f"recipe {name}")
 
 
 def own_data_layer(source: str) -> Layer:

@@ -98,13 +98,13 @@ class Budget:
             )
             if shape.seconds > max(left, 0.0) + seconds:
                 raise RequestError(
-                    f"--minutes {self.minutes:g} is too short: a step takes {_time(costs.step)} here and measuring a "
-                    f"network {_time(images * costs.image)}, so that even {FEWEST_EPOCHS} steps need "
-                    f"{(seconds - left + shape.seconds) / 60:.1f} minutes; give more, or a smaller --data.size."
+                    f"--minutes {self.minutes:g} is too short: a step takes {seconds_text(costs.step)} here and "
+                    f"measuring a network {seconds_text(images * costs.image)}, so that even {FEWEST_EPOCHS} steps "
+                    f"need {(seconds - left + shape.seconds) / 60:.1f} minutes; give more, or a smaller --data.size."
                 )
             late = " (the shortest run there is)" if shape.seconds > left else ""
             tell(
-                f"length: {shape.epochs} epochs of {shape.steps} steps, {_time(costs.step)} each as measured, "
+                f"length: {shape.epochs} epochs of {shape.steps} steps, {seconds_text(costs.step)} each as measured, "
                 f"to end within {self.minutes:g} min{late}"
             )
             self._changes = shape.applied
@@ -292,5 +292,6 @@ def _now(compute: Compute) -> float:
     return time.monotonic()
 
 
-def _time(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
+    """A short time as people read it."""
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
