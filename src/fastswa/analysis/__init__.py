@@ -6,4 +6,5 @@ from __future__ import annotations
 STUDIES = {
     "gradients": "fastswa.analysis.gradients:STUDY",
     "rays": "fastswa.analysis.rays:STUDY",
+    "pairs": "fastswa.analysis.pairs:STUDY",
 }

@@ -33,6 +33,7 @@ class Request:
     batches: int = 32
     points: int = 41
     rays: int = 5
+    pairs: int = 100
     distance: float | None = None
     seed: int = 0
 

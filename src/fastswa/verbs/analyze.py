@@ -17,6 +17,7 @@ _OPTIONS = {
     "--batches": "whole",
     "--points": "whole",
     "--rays": "whole",
+    "--pairs": "whole",
     "--distance": "number",
     "--seed": "whole",
 }
