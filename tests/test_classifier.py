@@ -198,6 +198,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "setting": (lambda: Classifier(settings={"augmnt": {}}).fit(X3, Y), "unknown setting augmnt; did you mean augment"),
     "no effect": (lambda: Classifier("pi", settings={"method": {"xi": 1}}).fit(X3, Y), "method.xi has no effect"),
     "both lengths": (lambda: Classifier(minutes=1, epochs=2).fit(X3, Y), "both say how long to train"),
+    "epochs twice": (lambda: Classifier(epochs=2, settings={"schedule": {"epochs": 3}}).fit(X3, Y), "give one of them"),
+    "no minutes": (lambda: Classifier(minutes=0).fit(X3, Y), "minutes must be above zero, not 0"),
     "epochs": (lambda: Classifier(epochs=-1).fit(np.eye(6), Y), "schedule.epochs"),
 }
 
@@ -248,6 +250,8 @@ def test_a_saved_model_loads_without_scikit_learn(digits: tuple[np.ndarray, np.n
         fitted.save(tmp_path / "model.safetensors")
         loaded = fastswa.load(tmp_path / "model.safetensors")
         assert np.array_equal(loaded.predict(X).probabilities, fitted.predict_proba(X))
+    with pytest.raises(fastswa.RunError, match=r"^cannot write .*model\.safetensors: No such file or directory\.$"):
+        fitted.save(tmp_path / "nowhere" / "model.safetensors")
     with pytest.raises(fastswa.RequestError, match=r"numbers of shape \(N, 64\)"):
         loaded.predict(X[:, :5])
 

@@ -17,7 +17,7 @@ from fastswa.config import Config
 from fastswa.data.features import FeatureSet, feature_dataset
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
 from fastswa.defaults import own_data_defaults
-from fastswa.errors import RequestError
+from fastswa.errors import RequestError, RunError
 from fastswa.layers import build_config, merge
 from fastswa.methods import method_class, refuse_unused
 from fastswa.modelfile import model_bytes, model_of_bytes, save_model
@@ -95,13 +95,19 @@ class Classifier(ClassifierMixin, BaseEstimator):
         rows = self._rows(X, fitting=True)
         dataset = self._dataset(rows, self._labels(rows, y))
         config = self._config(dataset)
-        given = flatten(self.settings or {}).keys() | ({"schedule.epochs"} if self.epochs is not None else set())
-        budget = None if self.minutes is None else Budget(self.minutes, {"evaluation.every", *given})
+        given = {"evaluation.every", *flatten(self.settings or {})} | (
+            {"schedule.epochs"} if self.epochs is not None else set()
+        )
+        budget = None if self.minutes is None else Budget(self.minutes, given)
         self.model_, self.history_ = train_in_memory(config, dataset, Quiet(), budget)
         return self
 
     def _config(self, dataset: Dataset) -> Config:
         given = self.settings or {}
+        if self.minutes is not None and not self.minutes > 0:
+            raise ValueError(f"minutes must be above zero, not {self.minutes}.")
+        if self.epochs is not None and "epochs" in given.get("schedule", {}):
+            raise ValueError("epochs and settings['schedule']['epochs'] both say how long to train; give one of them.")
         refuse_unused(self.method, given.get("method", {}))
         device = {"name": self.device, "engine": _engine(self.device)}
         config = build_config(
@@ -133,7 +139,10 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def save(self, path: str | Path) -> None:
         """Write the trained model to a .safetensors file, for `fastswa.load`."""
         check_is_fitted(self, "model_")
-        save_model(Path(path), self.model_.network, self.model_.facts)
+        try:
+            save_model(Path(path), self.model_.network, self.model_.facts)
+        except OSError as error:
+            raise RunError(f"cannot write {path}: {error.strerror}.") from error
 
     def _rows(self, X: Any, *, fitting: bool) -> np.ndarray:
         """X as an array of finite numbers of the shape that was fitted; images keep their type."""
