@@ -28,7 +28,7 @@ from fastswa.training.setup import network_options
 from tiny_runs import FLAGS, assert_identical, checkpoints, metrics, models
 
 TRAIN = "train digits-mean-teacher"
-METHODS = "mean-teacher, pi, supervised, temporal-ensembling, vat, vat-entmin"
+METHODS = "fixmatch, flexmatch, freematch, mean-teacher, pi, supervised, temporal-ensembling, vat, vat-entmin"
 
 # What is typed in a folder with `place`'s files, and the one sentence that answers it with exit code 2.
 WRONG = {

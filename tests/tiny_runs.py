@@ -48,6 +48,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "vat": {"name": "vat", "weight": 1},
     "pi": {"name": "pi"},
     "supervised": {"name": "supervised"},
+    "fixmatch": {"name": "fixmatch", "weight": 1, "threshold": 0.11},
+    "flexmatch": {"name": "flexmatch", "weight": 1, "threshold": 0.11},
+    "freematch": {"name": "freematch", "weight": 1},
 }
 
 

@@ -118,6 +118,19 @@ class MethodConfig(Section):
     xi: NonNegativeFloat = Field(1e-2, description="vat: finite step of the power iteration")
     power_iterations: Positive = Field(1, description="vat: power iterations")
     entropy: NonNegativeFloat = Field(1.0, description="vat-entmin: weight of the entropy term")
+    threshold: Probability = Field(
+        0.95, description="fixmatch, flexmatch: certainty from which a prediction is a pseudo-label"
+    )
+    threshold_decay: Probability = Field(0.999, description="freematch: decay of the means that its thresholds follow")
+    fairness: PositiveFloat = Field(0.01, description="freematch: weight of the fairness term")
+    together: bool = Field(False, description="fixmatch and its kin: all views in one pass, as in the papers; slower")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_its_own(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("name") in ("fixmatch", "flexmatch", "freematch"):
+            return {"weight": 1.0, "ramp": 0.0, **values}
+        return values
 
 
 class OptimiserConfig(Section):

@@ -129,6 +129,8 @@ class Lane:
             highlight=False,
             soft_wrap=True,
         )
+        if "warning" in line:
+            say(f"{self._prefix}{line['warning']}")
 
     def should_stop(self) -> bool:
         return self._watcher.should_stop()

@@ -24,6 +24,10 @@ OTHERS: dict[str, object] = {
     "xi": 0.1,
     "power_iterations": 2,
     "entropy": 0.5,
+    "threshold": 0.5,
+    "threshold_decay": 0.5,
+    "fairness": 0.5,
+    "together": True,
 }
 EFFECTS = {
     "supervised": set(),
@@ -41,6 +45,9 @@ EFFECTS = {
     "temporal-ensembling": {"weight", "ramp", "divergence", "tie", "memory_decay"},
     "vat": {"weight", "ramp", "tie", "epsilon", "xi", "power_iterations"},
     "vat-entmin": {"weight", "ramp", "tie", "epsilon", "xi", "power_iterations", "entropy"},
+    "fixmatch": {"weight", "ramp", "tie", "together", "threshold"},
+    "flexmatch": {"weight", "ramp", "tie", "together", "threshold"},
+    "freematch": {"weight", "ramp", "tie", "together", "threshold_decay", "fairness"},
 }
 
 

@@ -55,7 +55,8 @@ def make_batch(
     """A batch whose views are fixed images of shape (1, 2, 3), other ones for each name."""
     generator = torch.Generator().manual_seed(100 + seed)
     views = {
-        name: torch.randn(size, 1, 2, 3, generator=generator, dtype=torch.float64) for name in ("student", "teacher")
+        name: torch.randn(size, 1, 2, 3, generator=generator, dtype=torch.float64)
+        for name in ("student", "teacher", "weak", "strong")
     }
     return Batch(
         labels=torch.arange(labelled) % CLASSES,

@@ -31,6 +31,11 @@ class BatchPlan:
     windowed: bool = False
     classes: np.ndarray | None = None
 
+    @property
+    def unlabelled(self) -> int:
+        """How many images there are without a label, the extra ones included."""
+        return len(self.unlabelled_images) + self.extras
+
     def epoch(self, seed: int, epoch: int, purpose: str = "batches") -> np.ndarray:
         """The epoch's index matrix, (steps, size) int64: numbers of images."""
         matrix = self._places(seed, epoch, purpose)

@@ -19,6 +19,9 @@ METHODS = {
     "temporal-ensembling": "fastswa.methods.temporal_ensembling:TemporalEnsembling",
     "vat": "fastswa.methods.vat:VAT",
     "vat-entmin": "fastswa.methods.vat:VATEntMin",
+    "fixmatch": "fastswa.methods.fixmatch:FixMatch",
+    "flexmatch": "fastswa.methods.flexmatch:FlexMatch",
+    "freematch": "fastswa.methods.freematch:FreeMatch",
 }
 
 

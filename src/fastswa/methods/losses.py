@@ -31,6 +31,11 @@ def kl(logits: Tensor, target: Tensor) -> Tensor:
     return (torch.special.xlogy(target, target) - target * F.log_softmax(_wide(logits), dim=1)).sum(dim=1)
 
 
+def hard(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy with one label each: (N,)."""
+    return F.cross_entropy(_wide(logits), labels, reduction="none")
+
+
 def entropy(logits: Tensor) -> Tensor:
     """Entropy of softmax(logits): (N,)."""
     logarithm = F.log_softmax(_wide(logits), dim=1)

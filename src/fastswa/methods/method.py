@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,7 @@ class Method:
     each loss term to the network that its gradient must run through, from the heads to the first layer (no term
     may send one into the teacher); `moves` names the networks that a step must move. `memory` holds tensors of
     its own that change along training (saved with the run, kept on its device, updated in place). `strong_views`
-    says that it asks for them.
+    says that it asks for them, `remembers_images` that its memory has a place for each image.
     """
 
     settings: ClassVar[frozenset[str]] = frozenset()
@@ -67,6 +67,7 @@ class Method:
     labelled_only: ClassVar[bool] = False
     has_teacher: ClassVar[bool] = False
     strong_views: ClassVar[bool] = False
+    remembers_images: ClassVar[bool] = False
 
     def __init__(self, config: MethodConfig, *, images: int, classes: int) -> None:
         self.config = config
@@ -88,6 +89,19 @@ class Method:
     def teacher_rate(self, step: int, steps_per_epoch: int) -> float:
         """How far the teacher moves towards the student after a step counted from 1 (0: stays, 1: copies)."""
         return 0.0
+
+    def introduce(self, unlabelled: int, truth: Tensor) -> None:
+        """Told before training how many images are unlabelled, and the labels (N,) of all where known, else -1.
+
+        `truth` is for figures alone; no loss may read it.
+        """
+
+    def figures(self) -> dict[str, Any]:
+        """What a line of metrics says of the method's own steps since the last one; counting begins anew.
+
+        A "warning" among them is one sentence, and is shown.
+        """
+        return {}
 
     def end_epoch(self) -> None:
         """Called after the last step of each epoch."""

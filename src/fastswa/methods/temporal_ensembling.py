@@ -21,6 +21,7 @@ class TemporalEnsembling(Method):
     """
 
     settings = frozenset({"weight", "ramp", "divergence", "tie", "memory_decay"})
+    remembers_images = True
     terms: ClassVar[Mapping[str, str]] = {"classification": "student", "consistency": "student", "tie": "student"}
 
     def __init__(self, config: MethodConfig, *, images: int, classes: int) -> None:

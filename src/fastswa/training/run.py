@@ -20,6 +20,7 @@ from fastswa.modelfile import load_model
 from fastswa.training.budget import Budget
 from fastswa.training.checkpoint import Checkpoint, load_checkpoint
 from fastswa.training.device import Compute, choose_compute, settings_of
+from fastswa.training.figured import FiguredTrainer
 from fastswa.training.folder import RunFolder
 from fastswa.training.fork import fork
 from fastswa.training.fork import parent_layer as parent_layer
@@ -261,12 +262,13 @@ def _assembled(
 ) -> Trainer:
     weights = Path(config.start.weights) if fresh and config.start.weights is not None else None
     state = build_state(config, compute, material.facts, images=len(material.pixels), weights=weights, fresh=fresh)
-    if material.window is not None and state.method.memory:
+    state.method.introduce(material.plan.unlabelled, material.truth)
+    if material.window is not None and state.method.remembers_images:
         raise RequestError(
             f"method {config.method.name} remembers every image, so that all have to be held on the device; "
             "set data.extra_images to less."
         )
-    trainer = Trainer(config, material, state, compute, folder, fingerprint(config) + content)
+    trainer = FiguredTrainer(config, material, state, compute, folder, fingerprint(config) + content)
     if config.analysis.gradients:
         from fastswa.analysis.record import GradientRecorder
 

@@ -34,7 +34,8 @@ from fastswa.training.window import Window, bring_over, on_device
 class Material:
     """What a run trains on and is measured by. `labels` hides those of all but the labelled images.
 
-    `pixels` is (N, H, W, C) on the device: the training images, then the extra ones or a `window` on these.
+    `pixels` is (N, H, W, C) on the device: the training images, then the extra ones or a `window` on these. `truth`
+    (N,) holds every label that is known, -1 for none: what a run says of itself may rest on it, what it learns may not.
     """
 
     split: Split
@@ -44,6 +45,7 @@ class Material:
     augment: Augment
     evaluators: dict[str, Evaluator]
     facts: ModelFacts
+    truth: Tensor
     window: Window | None = None
 
     def load_epoch(self, epoch: int) -> None:
@@ -161,6 +163,8 @@ def prepare(
     pixels, plan, window = bring_over(
         dataset.train.pixels, extra, plan, config.seed, config.schedule.epochs, compute.device, say
     )
+    truth = torch.full((len(pixels),), UNLABELLED, dtype=torch.int64)
+    truth[: len(dataset.train)] = torch.from_numpy(dataset.train.labels)
     return Material(
         split=split,
         plan=plan,
@@ -178,6 +182,7 @@ def prepare(
             options=network_options(config),
             features=features,
         ),
+        truth=truth.to(compute.device),
         window=window,
     )
 

@@ -1,0 +1,45 @@
+"""FlexMatch (Zhang et al. 2021): the less of a class was learnt, the lower its threshold."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastswa.config import MethodConfig
+from fastswa.methods.pseudo_labels import Guess, PseudoLabels
+
+NONE = -1
+
+
+class FlexMatch(PseudoLabels):
+    """q_b passes where max q_b >= T(argmax q_b), with T(c) = tau M(beta(c)) and M(x) = x / (2 - x).
+
+    sigma(c) counts the unlabelled images whose last certain guess (max q >= tau) was c, and N all of them.
+    beta(c) = sigma(c) / max(max_c sigma(c), N - sum_c sigma(c)): the second number, of images without any, keeps the
+    thresholds low while they are many. A batch's thresholds follow from what was remembered before it.
+    """
+
+    settings = PseudoLabels.settings | {"threshold"}
+    remembers_images = True
+
+    def __init__(self, config: MethodConfig, *, images: int, classes: int) -> None:
+        super().__init__(config, images=images, classes=classes)
+        self.memory["learnt"] = torch.full((images,), NONE, dtype=torch.int64)
+
+    def thresholds(self) -> Tensor:
+        """T(c) of each class, (K,) float32."""
+        learnt = self.memory["learnt"]
+        classes = torch.arange(len(self.memory["passed"]), device=learnt.device)
+        counts = (learnt[:, None] == classes).sum(dim=0)
+        status = counts / torch.maximum(counts.max(), self.unlabelled - counts.sum()).clamp(min=1)
+        return self.config.threshold * status / (2.0 - status)
+
+    def passing(self, guess: Guess, index: Tensor) -> Tensor:
+        passing = guess.certainty >= self.thresholds()[guess.label]
+        certain = guess.certainty >= self.config.threshold
+        learnt = self.memory["learnt"]
+        learnt.index_copy_(0, index, torch.where(certain, guess.label, learnt[index]))
+        return passing
+
+    def prime(self) -> None:
+        self.memory["learnt"].fill_(NONE)

@@ -1,0 +1,70 @@
+"""Whole runs of FixMatch and its kin: what their metrics say, what they warn of, what they must not look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import Command
+from fastswa.training.state import State
+from tiny_runs import FLAGS, METHODS, assert_identical, make_trainer, metrics, tiny, train
+
+KIN = ["fixmatch", "flexmatch", "freematch"]
+
+
+@pytest.mark.parametrize("method", KIN)
+def test_metrics_hold_shares_balance_and_error_of_the_pseudo_labels(method: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(tiny({"method": METHODS[method]}), run)
+    for line in metrics(run):
+        labels = line["pseudo_labels"]
+        assert 0 < labels["passing"] <= 1
+        assert 0 <= labels["error"] <= 100
+        assert sum(line["pseudo_label_classes"]) == pytest.approx(1, abs=1e-3)
+        assert labels["largest_class"] == pytest.approx(max(line["pseudo_label_classes"]), abs=1e-5)
+
+
+def test_methods_without_pseudo_labels_say_nothing_of_them(finished: Path) -> None:
+    assert not any("pseudo_labels" in line for line in metrics(finished))
+
+
+@pytest.mark.parametrize("method", KIN)
+def test_scrambled_labels_of_unlabelled_images_change_nothing_but_the_error(method: str, tmp_path: Path) -> None:
+    """Only the figure that says how wrong the pseudo-labels are may depend on them."""
+
+    def run(scramble: bool) -> tuple[State, float]:
+        trainer = make_trainer(tiny({"method": METHODS[method]}), tmp_path)
+        truth = trainer.material.truth
+        if scramble:
+            unlabelled = torch.from_numpy(trainer.material.split.unlabelled)
+            # Beyond the ten classes, so that no guess can be right.
+            truth[unlabelled] = 10 + truth[unlabelled[torch.randperm(len(unlabelled))]]
+        trainer.feed.load(0)
+        for _ in range(trainer.steps_per_epoch):
+            trainer.step()
+        return trainer.state, trainer.state.method.figures()["pseudo_labels"]["error"]
+
+    (first, error), (second, other) = run(False), run(True)
+    assert_identical(first.tensors(), second.tensors())
+    assert error < other == 100
+
+
+def test_an_unreachable_threshold_is_said_at_every_evaluation(tmp_path: Path, command: Command) -> None:
+    sentence = "fastswa: method fixmatch: no prediction was certain enough to be a pseudo-label"
+    answer = command(
+        *("train", "digits-mean-teacher", "--out", tmp_path / "run", *FLAGS),
+        *("--method", "fixmatch", "--method.threshold", "0.9999999"),
+    )
+    assert answer.code == 0
+    assert answer.err.count(sentence) == 4
+    assert [line["pseudo_labels"]["passing"] for line in metrics(tmp_path / "run")] == [0.0] * 4
+    assert all("warning" in line for line in metrics(tmp_path / "run"))
+
+
+def test_any_method_can_show_its_student_strong_views(tmp_path: Path) -> None:
+    weak, strong = tmp_path / "weak", tmp_path / "strong"
+    train(tiny({"schedule": {"epochs": 1}}), weak)
+    train(tiny({"schedule": {"epochs": 1}, "augment": {"student": "strong"}}), strong)
+    assert metrics(weak)[0]["loss"] != metrics(strong)[0]["loss"]
