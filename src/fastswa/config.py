@@ -95,7 +95,7 @@ class AugmentConfig(Section):
 
 
 class ModelConfig(Section):
-    name: str = Field("small", description="cnn13, shake-shake-26-2x96d, small, or timm:NAME with the package timm")
+    name: str = Field("small", description="cnn13, shake-shake-26-2x96d, resnet9, wrn-28-2 or -8, small, or timm:NAME")
     heads: Annotated[int, Field(ge=1, le=2)] = Field(2, description="2 adds a head for consistency")
     dropout: Probability | None = Field(None, description="dropout of networks that have it")
     width: Positive | None = Field(None, description="width of networks that can vary it")

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 MODELS = {
     "cnn13": "fastswa.models.cnn13:CNN13",
     "shake-shake-26-2x96d": "fastswa.models.shake_shake:ShakeShake26",
+    "resnet9": "fastswa.models.resnet9:ResNet9",
+    "wrn-28-2": "fastswa.models.wide_resnet:WideResNet28x2",
+    "wrn-28-8": "fastswa.models.wide_resnet:WideResNet28x8",
     "small": "fastswa.models.small:SmallCNN",
     "perceptron": "fastswa.models.perceptron:Perceptron",
 }
