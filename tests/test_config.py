@@ -374,3 +374,28 @@ def test_unreadable_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
     broken.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RequestError, match=r"^cannot read .*broken\.toml: it is not text\.$"):
         file_layer(broken)
+
+
+def test_a_number_of_steps_is_a_cosine_to_zero_in_whole_epochs() -> None:
+    config = build_config({"schedule": {"steps": 55_000}, "averaging": KINDS})
+    assert (config.schedule.epochs, config.batch.steps, *schedule_of(config)) == (55, 1000, 55, 55, 0)
+    assert config.schedule.after == "constant"
+    found = {name: (average.start, average.every) for name, average in config.averaging.items()}
+    assert found == {"s": (41.25, 1), "f": (41.25, 1), "e": (0, 0)}
+    config = from_flags("--schedule.steps", "2500")
+    assert (config.schedule.epochs, config.batch.steps) == (3, 834)
+
+
+def test_steps_take_the_epochs_that_are_given_and_replace_the_schedule_below() -> None:
+    recipe = {"batch": {"steps": 250}, "schedule": {"preset": "short", "epochs": 240}}
+    config = build_config(recipe, {"schedule": {"steps": 1100}})
+    assert (config.schedule.epochs, config.batch.steps, *schedule_of(config)) == (5, 250, 5, 5, 0)
+    config = build_config(recipe, {"schedule": {"steps": 1100, "period": 12}, "batch": {"steps": 100}})
+    assert (config.schedule.epochs, config.batch.steps, *schedule_of(config)) == (11, 100, 11, 12, 0)
+    assert recipe == {"batch": {"steps": 250}, "schedule": {"preset": "short", "epochs": 240}}
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "many", "1.5"])
+def test_steps_that_are_no_number_of_steps_are_refused(value: str) -> None:
+    with pytest.raises(RequestError, match=f"^schedule.steps: '{value}' is not a whole number of at least 1\\.$"):
+        from_flags("--schedule.steps", value)

@@ -274,10 +274,12 @@ def resolved(config: Config) -> Config:
     """
     schedule = config.schedule
     cycle = schedule.cycle if schedule.after == "cycles" else 0.0
+    # A cosine that ends at zero leaves nothing to average after it: its last quarter is.
+    last = schedule.length if cycle or schedule.period > schedule.length else 0.75 * schedule.length
     defaults = {
         # fast-SWA averages ten times a cycle: k = 3 for c = 30, 20 for c = 200, as in the paper.
-        "swa": (schedule.length, cycle or 1.0),
-        "fast-swa": (schedule.length - cycle, cycle / 10 or 1.0),
+        "swa": (last, cycle or 1.0),
+        "fast-swa": (last - cycle, cycle / 10 or 1.0),
         "ema": (0.0, 0.0),
     }
     averages = {}

@@ -34,6 +34,9 @@ ALIASES = {
     "from": "start.run",
 }
 
+# schedule.steps: an epoch's length where nobody gives batch.steps.
+STEPS_AN_EPOCH = 1000
+
 Layer = dict[str, Any]
 
 
@@ -154,7 +157,7 @@ def _generic(path: str) -> str:
 def _field_type(path: str, options: Iterable[str]) -> type | None:
     """bool, tuple or dict where the setting is one; refuses names that are not settings."""
     known = dict(fields())
-    if path == "schedule.preset":
+    if path in ("schedule.preset", "schedule.steps"):
         return None
     if _generic(path) not in known:
         names = [*known, *ALIASES, *(option.removeprefix("--") for option in options)]
@@ -176,6 +179,34 @@ def _expand_preset(layer: Layer) -> Layer:
         raise RequestError(f"schedule.preset: unknown preset '{preset}'; {nearest(str(preset), PRESETS)}")
     others = {key: value for key, value in schedule.items() if key != "preset"}
     return {**layer, "schedule": {**PRESETS[preset], **others}}
+
+
+def _expand_steps(layer: Layer, below: Mapping[str, Any]) -> Layer:
+    """A layer's schedule.steps written out: a cosine to zero over that many steps, in whole epochs.
+
+    An epoch's steps are those given here or `below`, else about a thousand; what stands beside it in the layer wins.
+    """
+    schedule = layer.get("schedule")
+    if not isinstance(schedule, dict) or "steps" not in schedule:
+        return layer
+    steps = _whole("schedule.steps", schedule["steps"])
+    batches = [table["batch"] for table in (below, layer) if isinstance(table.get("batch"), dict)]
+    given = merge(*batches).get("steps")
+    epochs = -(-steps // (STEPS_AN_EPOCH if given is None else _whole("batch.steps", given)))
+    whole = {"epochs": epochs, "length": epochs, "period": epochs, "cycle": 0, "after": "constant"}
+    others = {key: value for key, value in schedule.items() if key != "steps"}
+    batch = {} if given is not None else {"batch": {"steps": -(-steps // epochs)}}
+    return merge(batch, layer, {"schedule": None}, {"schedule": {**whole, **others}})
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        number = int(value) if isinstance(value, str | int) else 0
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise RequestError(f"{name}: '{value}' is not a whole number of at least 1.")
+    return number
 
 
 def merge(*layers: Mapping[str, Any]) -> Layer:
@@ -201,7 +232,8 @@ def build_config(*layers: Mapping[str, Any]) -> Config:
     """One resolved Config from layers of settings, the last winning."""
     merged: Layer = {}
     for layer in layers:
-        merged = merge(_without_other_optimiser(merged, layer), _expand_preset(dict(layer)))
+        expanded = _expand_steps(_expand_preset(dict(layer)), merged)
+        merged = merge(_without_other_optimiser(merged, layer), expanded)
     _refuse_unknown(merged)
     try:
         return resolved(Config.model_validate(merged))

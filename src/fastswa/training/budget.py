@@ -36,7 +36,7 @@ STEPS_A_REFRESHED_BATCH, FEWEST_REFRESHED = 40, 5
 # A report's own seconds, and the unlabelled images that it looks at.
 REPORT, REPORTED = 2.0, 20_000
 
-DECIDED = ("schedule.epochs", "schedule.length", "schedule.period", "schedule.cycle", "batch.steps")
+DECIDED = ("schedule.epochs", "schedule.steps", "schedule.length", "schedule.period", "schedule.cycle", "batch.steps")
 
 
 @dataclass(frozen=True)
