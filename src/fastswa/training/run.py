@@ -15,6 +15,7 @@ from fastswa.data.images import Dataset
 from fastswa.data.sources import SOURCES
 from fastswa.defaults import described
 from fastswa.errors import RequestError
+from fastswa.flips import FlipAveraged
 from fastswa.layers import build_config, file_layer
 from fastswa.modelfile import load_model
 from fastswa.training.budget import Budget
@@ -291,8 +292,11 @@ def _restore(state: State, checkpoint: Checkpoint, path: Path) -> None:
         raise RequestError(f"the checkpoint in {path} does not fit this run: {error}.") from error
 
 
-def evaluate_run(path: Path, device: str = "auto") -> dict[str, dict[str, dict[str, float]]]:
-    """Figures of every network that a finished run holds: by set of images, network and figure."""
+def evaluate_run(path: Path, device: str = "auto", *, flips: bool = False) -> dict[str, dict[str, dict[str, float]]]:
+    """Figures of every network that a finished run holds: by set of images, network and figure.
+
+    With `flips` also, as NAME+flips, those of its mean over an image and its mirror image.
+    """
     folder = RunFolder.open(path)
     config = folder.config()
     # As the run computed, where this device can: tf32 exists on GPUs only.
@@ -311,5 +315,8 @@ def evaluate_run(path: Path, device: str = "auto") -> dict[str, dict[str, dict[s
         for file in files:
             network = load_model(file).network.to(compute.device, compute.dtype)
             for images, evaluator in material.evaluators.items():
-                figures.setdefault(images, {})[file.stem] = evaluator(network, compute.arithmetic())
+                found = figures.setdefault(images, {})
+                found[file.stem] = evaluator(network, compute.arithmetic())
+                if flips:
+                    found[f"{file.stem}+flips"] = evaluator(FlipAveraged(network), compute.arithmetic())
     return figures

@@ -13,7 +13,7 @@ def run(arguments: Arguments) -> int:
     from fastswa.training.run import evaluate_run
 
     path = Path(arguments.target("run folder"))
-    figures = evaluate_run(path, arguments.options.get("--device", "auto"))
+    figures = evaluate_run(path, arguments.options.get("--device", "auto"), flips="--flips" in arguments)
     if "--json" in arguments:
         print(json.dumps(figures))
     else:
@@ -23,7 +23,11 @@ def run(arguments: Arguments) -> int:
 
 VERB = Verb(
     run,
-    "evaluate RUN",
+    "evaluate RUN [--flips]",
     "errors of every network a finished run holds",
-    {"--device": True, **COMMON},
+    {"--device": True, "--flips": False, **COMMON},
+    details=(
+        "--flips adds each network's errors averaged over an image and its mirror image; runs, reports and tables\n"
+        "never use them."
+    ),
 )
