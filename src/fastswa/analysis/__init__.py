@@ -7,4 +7,5 @@ STUDIES = {
     "gradients": "fastswa.analysis.gradients:STUDY",
     "rays": "fastswa.analysis.rays:STUDY",
     "pairs": "fastswa.analysis.pairs:STUDY",
+    "jacobian": "fastswa.analysis.jacobian:STUDY",
 }

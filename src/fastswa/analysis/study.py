@@ -34,6 +34,8 @@ class Request:
     points: int = 41
     rays: int = 5
     pairs: int = 100
+    images: int = 32
+    draws: int = 50
     distance: float | None = None
     seed: int = 0
 

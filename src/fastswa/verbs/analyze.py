@@ -18,6 +18,8 @@ _OPTIONS = {
     "--points": "whole",
     "--rays": "whole",
     "--pairs": "whole",
+    "--images": "whole",
+    "--draws": "whole",
     "--distance": "number",
     "--seed": "whole",
 }
