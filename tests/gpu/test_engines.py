@@ -61,26 +61,29 @@ def built(config: Config) -> tuple[Material, State, Feed, Step]:
     return material, state, feed, Step(state, feed, material.augment, material.pixels, material.labels, compute)
 
 
-def trained(config: Config, epochs: int) -> dict[str, Tensor]:
-    """Every tensor of the state after some epochs of ten steps."""
+def trained(config: Config, steps: int) -> dict[str, Tensor]:
+    """Every tensor of the state after some steps, ten an epoch."""
     _, state, feed, step = built(config)
     compute = choose_compute(config.device)
     with settings_of(compute):
         launch = launcher(step, compute)
-        for epoch in range(epochs):
-            feed.load(epoch)
-            for _ in range(10):
-                launch()
-            state.method.end_epoch()
+        for done in range(steps):
+            if done % 10 == 0:
+                feed.load(done // 10)
+            launch()
+            if done % 10 == 9:
+                state.method.end_epoch()
     return {name: tensor.clone() for name, tensor in state.tensors().items()}
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("engine", ["graph", "compiled"])
-def test_fifty_steps_in_float64_agree_with_eager(method: str, engine: str) -> None:
+def test_steps_in_float64_agree_with_eager(method: str, engine: str) -> None:
+    """Fifty steps; three of VAT's: 1e-15 added to its weights is 4e-8 after ten and 0.5 after twenty, on any device."""
     flags = ["--precision", "fp64", "--method", method, "--optimiser.lr", "0.01"]
-    expected = trained(config_of("--engine", "eager", *flags), 5)
-    found = trained(config_of("--engine", engine, *flags), 5)
+    steps = 3 if method.startswith("vat") else 50
+    expected = trained(config_of("--engine", "eager", *flags), steps)
+    found = trained(config_of("--engine", engine, *flags), steps)
     for name, tensor in expected.items():
         if tensor.is_floating_point():
             scale = max(float(tensor.double().norm()), 1.0)
