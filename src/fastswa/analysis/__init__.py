@@ -8,4 +8,6 @@ STUDIES = {
     "rays": "fastswa.analysis.rays:STUDY",
     "pairs": "fastswa.analysis.pairs:STUDY",
     "jacobian": "fastswa.analysis.jacobian:STUDY",
+    "averaging": "fastswa.analysis.averaging:STUDY",
+    "landscape": "fastswa.analysis.landscape:STUDY",
 }

@@ -29,6 +29,7 @@ KINDS = {
     "adversarial-test": "adversarial (test)",
 }
 BEFORE, BEYOND = 1.0, 3.0
+POINTS = 41
 
 
 @dataclass(frozen=True)
@@ -122,15 +123,16 @@ def adversarial_ray(surface: Surface, start: Tensor, distances: np.ndarray, imag
 
 def study(subject: Subject, request: Request) -> Rays:
     """All rays of a run: through the last two iterates or the two that are named, and from the last of them."""
+    points = request.points or POINTS
     first, last = subject.chosen(request.epochs, least=2)[-2:]
     surface = Surface(subject)
     early, late = subject.iterate(first), subject.iterate(last)
     names = (f"epoch {first:g}", f"epoch {last:g}")
-    rays = [between(surface.at, early, late, request.points, names, "sgd")]
+    rays = [between(surface.at, early, late, points, names, "sgd")]
     average = subject.average()
     if average is not None:
-        rays.append(between(surface.at, late, average[1], request.points, (names[1], average[0]), "average"))
-    distances = np.linspace(0.0, request.distance or float(rays[0].distance[-1]), (request.points + 1) // 2)
+        rays.append(between(surface.at, late, average[1], points, (names[1], average[0]), "average"))
+    distances = np.linspace(0.0, request.distance or float(rays[0].distance[-1]), (points + 1) // 2)
     rays.append(random_ray(surface.at, late, distances, request.rays, request.seed, names[1]))
     rays += [adversarial_ray(surface, late, distances, images, names[1]) for images in ("train", "test")]
     return Rays(subject.name, subject.config.method.name, len(subject.material.split.unlabelled), rays)
@@ -138,7 +140,7 @@ def study(subject: Subject, request: Request) -> Rays:
 
 def rays(request: Request) -> list[Rays]:
     """The rays of each run."""
-    if request.points < 5:
+    if (request.points or POINTS) < 5:
         raise RequestError("--points: a ray needs five points at least.")
     with opened(request.runs, request.device) as subjects:
         for subject in subjects:

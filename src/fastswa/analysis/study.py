@@ -31,7 +31,7 @@ class Request:
     device: str = "auto"
     epochs: tuple[float, ...] | None = None
     batches: int = 32
-    points: int = 41
+    points: int | None = None
     rays: int = 5
     pairs: int = 100
     images: int = 32

@@ -1,0 +1,64 @@
+"""Planes of weight space: their geometry, and a tiny run's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import Command
+from fastswa.analysis.landscape import Axes, landscape
+from fastswa.analysis.study import Request
+from fastswa.analysis.subject import Subject
+from fastswa.analysis.surface import Surface
+from fastswa.errors import RequestError
+
+
+def test_the_axes_are_orthonormal_and_keep_distances() -> None:
+    points = list(torch.randn(3, 1000, generator=torch.Generator().manual_seed(0)))
+    axes = Axes.through(points, "abc")
+    assert float(axes.first @ axes.second) == pytest.approx(0, abs=1e-6)
+    assert float(axes.first.norm()) == pytest.approx(1)
+    found = [axes.project(point) for point in points]
+    assert [off for *_, off in found] == pytest.approx([0, 0, 0], abs=0.05)
+    assert found[1][1] == pytest.approx(0, abs=1e-4)
+    for a in range(3):
+        assert torch.allclose(axes.point(*found[a][:2]), points[a], atol=1e-5)
+        for b in range(3):
+            apart = np.hypot(found[a][0] - found[b][0], found[a][1] - found[b][1])
+            assert apart == pytest.approx(float((points[a] - points[b]).norm()), rel=1e-5)
+    above = torch.randn(1000, generator=torch.Generator().manual_seed(1))
+    x, y, off = axes.project(points[0] + above)
+    assert x**2 + y**2 + off**2 == pytest.approx(float(above.square().sum()), rel=1e-5)
+
+
+def test_points_that_span_no_plane_are_refused() -> None:
+    line = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(RequestError, match="a and b are the same weights"):
+        Axes.through([line, line, 2 * line], "abc")
+    with pytest.raises(RequestError, match="lie on one line"):
+        Axes.through([torch.zeros(100), torch.eye(100)[0], 2 * torch.eye(100)[0]], "abc")
+
+
+def test_a_runs_plane_is_measured_where_it_says(finished: Path, tmp_path: Path, command: Command) -> None:
+    [plane] = landscape(Request((finished,), "cpu", epochs=(2.0, 3.0, 4.0), points=3))
+    assert plane.names == ("epoch 2", "epoch 3", "epoch 4")
+    assert plane.epochs.tolist() == [1, 2, 3, 4]
+    np.testing.assert_allclose(plane.trajectory[1:], plane.corners, atol=1e-4)
+    assert plane.off[1:] == pytest.approx([0, 0, 0], abs=0.01)
+    subject = Subject(finished, "cpu")
+    axes = Axes.through([subject.iterate(epoch) for epoch in (2, 3, 4)], plane.names)
+    there = Surface(subject).at(axes.point(float(plane.x[2]), float(plane.y[0])))
+    assert plane.measured.test_loss[0, 2] == pytest.approx(there[3])
+    assert plane.measured.train_loss[0, 2] == pytest.approx(there[1])
+
+    words = ("analyze", "landscape", finished, "--device", "cpu", "--points", 3, "--out", tmp_path)
+    answer = command(*words)
+    assert answer.code == 0, answer.err
+    [data] = json.loads((tmp_path / "landscape.json").read_text())
+    assert data["names"] == ["epoch 2", "epoch 4", "fast-SWA"]
+    assert (tmp_path / "landscape.csv").read_text().count("\n") == 10
+    assert "three corners, not 4" in command(*words, "--epochs", "1,2,3,4").err
