@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import fastswa
-from fastswa.tables.rows import recipe_files
+from fastswa.tables.rows import generated, recipe_files
 
 
 def main() -> None:
     folder = Path(fastswa.__file__).parent / "recipes"
     files = recipe_files()
-    stale = [path for path in folder.glob("cifar*.toml") if path.name not in files]
+    stale = [
+        path for path in folder.glob("cifar*.toml") if path.name not in files and generated(path.read_text("utf-8"))
+    ]
     for path in stale:
         path.unlink()
     for name, text in files.items():

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from conftest import Command
+from fastswa.layers import build_config, recipe_layer
+from fastswa.training.feed import learning_rate
 from fastswa.training.state import State
 from tiny_runs import FLAGS, METHODS, assert_identical, make_trainer, metrics, tiny, train
 
@@ -68,3 +70,35 @@ def test_any_method_can_show_its_student_strong_views(tmp_path: Path) -> None:
     train(tiny({"schedule": {"epochs": 1}}), weak)
     train(tiny({"schedule": {"epochs": 1}, "augment": {"student": "strong"}}), strong)
     assert metrics(weak)[0]["loss"] != metrics(strong)[0]["loss"]
+
+
+def test_fixmatch_learns_from_unlabelled_digits(tmp_path: Path) -> None:
+    """The digits recipe cut short: well below the same network, labels and steps without unlabelled images."""
+    errors = {}
+    for method in ("fixmatch", "supervised"):
+        short = {"schedule": {"steps": 200}, "model": {"width": 16}, "method": {"name": method, "threshold": 0.9}}
+        cpu = {"seed": 0, "device": {"name": "cpu", "threads": 1}, "evaluation": {"every": 4, "refresh": 4}}
+        train(build_config(recipe_layer("digits-fixmatch"), short, cpu), tmp_path / method)
+        errors[method] = metrics(tmp_path / method)[-1]["error"]["fast_swa"]
+    assert errors["fixmatch"] < errors["supervised"] - 2
+    assert metrics(tmp_path / "fixmatch")[-1]["pseudo_labels"]["error"] < 5
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "steps"),
+    [
+        ("cifar10-fixmatch-4k", 4000, 55_000),
+        ("cifar10-fixmatch-250", 250, 55_000),
+        ("cifar10-fixmatch-40", 40, 55_000),
+        ("cifar100-fixmatch-10k", 10_000, 80_000),
+    ],
+)
+def test_recipes_of_the_frontier(name: str, labels: int, steps: int) -> None:
+    config = build_config(recipe_layer(name))
+    schedule = config.schedule
+    assert (config.split.labels, schedule.epochs * (config.batch.steps or 0)) == (labels, steps)
+    assert (config.batch.labelled, config.batch.size - config.batch.labelled) == (64, 448)
+    assert (config.method.name, config.method.weight, config.method.threshold) == ("fixmatch", 1.0, 0.95)
+    assert learning_rate(config, schedule.epochs) == pytest.approx(0, abs=1e-12)
+    assert config.averaging["fast_swa"].start == 0.75 * schedule.epochs
+    assert config.averaging["ema"].every == 0

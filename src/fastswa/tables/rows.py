@@ -71,6 +71,8 @@ _UNSEARCHED = (
     "are our choice, not yet searched for on validation: the paper gives none. Its text calls the average fast-SWA."
 )
 
+GENERATED = "Source: the paper's table"
+
 METHODS = {
     "supervised": Procedure("Supervised training on the labelled images alone"),
     "pi": Procedure("Pi model"),
@@ -226,7 +228,7 @@ class Row:
         labels = f"{self.labels:,} labels" if self.labels < 50_000 else "all 50,000 labels"
         labels += f" and {self.extra.removeprefix('tiny-')} extra images" if self.extra else ""
         first = f"{experiment.title}, {labels}: {title}, {experiment.preset} schedule."
-        source = f"Source: the paper's table {self.table}. {self._figures()}"
+        source = f"{GENERATED} {self.table}. {self._figures()}"
         extra = f"{_EXTRA_NOTES[self.extra]} {_WITHDRAWN}" if self.extra else ""
         notes = " ".join(f"{source} {METHODS[self.method].note} {extra}".split())
         wrapped = textwrap.wrap(notes, 116, break_on_hyphens=False)
@@ -283,6 +285,11 @@ def all_rows() -> dict[str, Row]:
     rows = [row for table in TABLES for cell in published(table) if (row := row_of(cell)) is not None]
     rows += [Row("cifar10-cnn", "mean-teacher", 4000, variant=variant) for variant in VARIANTS]
     return {row.name: row for row in rows}
+
+
+def generated(text: str) -> bool:
+    """Whether a recipe is one of these rows, rather than one that was written by hand."""
+    return f"# {GENERATED} " in text
 
 
 def recipe_files() -> dict[str, str]:
