@@ -8,6 +8,8 @@ STUDIES = {
     "rays": "fastswa.analysis.rays:STUDY",
     "pairs": "fastswa.analysis.pairs:STUDY",
     "jacobian": "fastswa.analysis.jacobian:STUDY",
+    "schedule": "fastswa.analysis.schedule:STUDY",
     "averaging": "fastswa.analysis.averaging:STUDY",
+    "teachers": "fastswa.analysis.teachers:STUDY",
     "landscape": "fastswa.analysis.landscape:STUDY",
 }

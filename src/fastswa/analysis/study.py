@@ -38,6 +38,9 @@ class Request:
     draws: int = 50
     distance: float | None = None
     seed: int = 0
+    cycles: tuple[float, ...] | None = None
+    constant: tuple[float, ...] | None = None
+    until: int | None = None
 
 
 @dataclass(frozen=True)

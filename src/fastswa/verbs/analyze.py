@@ -22,6 +22,9 @@ _OPTIONS = {
     "--draws": "whole",
     "--distance": "number",
     "--seed": "whole",
+    "--cycles": "numbers",
+    "--constant": "numbers",
+    "--until": "whole",
 }
 
 
@@ -57,7 +60,12 @@ def run(arguments: Arguments) -> int:
 
 
 def _place(runs: tuple[Path, ...]) -> Path:
-    return runs[0] / "analysis" if len(runs) == 1 else Path("analysis")
+    """Within the one run (of RUN@EPOCH too), or beside several."""
+    if len(runs) > 1:
+        return Path("analysis")
+    [path] = runs
+    run, at, _ = str(path).rpartition("@")
+    return (Path(run) if at and not path.is_dir() else path) / "analysis"
 
 
 def _value(arguments: Arguments, option: str, kind: str) -> Any:
@@ -77,11 +85,21 @@ def _value(arguments: Arguments, option: str, kind: str) -> Any:
 VERB = Verb(
     run,
     "analyze STUDY RUN… [--out FOLDER]",
-    "why averaging works: gradients, rays and more of a run, or of several, as data and figure",
+    "why averaging works: the paper's studies of a run, or of several, as data and figure",
     {"--out": True, "--device": True, **dict.fromkeys(_OPTIONS, True), **COMMON},
     details=(
-        "STUDY: gradients. Written to RUN/analysis, for several runs to analysis:\n"
-        "STUDY.json, .csv, .svg and .png. Iterates are kept by `fastswa train … --checkpoint.keep 170,180`.\n"
-        "--epochs 170,180: the kept iterates to study; --device auto|cpu|cuda."
+        "STUDY:\n"
+        "  gradients  norms of the terms' gradients and the trace of their covariance (--batches 32)\n"
+        "  rays       error along SGD-SGD, SGD-SWA, random, adversarial rays (--points 41, --rays 5, --distance S)\n"
+        "  pairs      distance, diversity and the gains of ensembling and averaging pairs of iterates (--pairs 100)\n"
+        "  jacobian   Q against exact Jacobians, tr(H) and its parts, random-ray sharpness (--images 32, --draws 50)\n"
+        "  schedule   fast-SWA for several cycles and constant rates; --cycles 10,30 --constant 150,180 --until 240\n"
+        "             trains them as forks of RUN@EPOCH first\n"
+        "  averaging  when high-rate iterates help: the rule, simulated, with the run's own rates\n"
+        "  teachers   EMA, SWA or nothing as teacher and as what is evaluated\n"
+        "  landscape  error and loss on the plane through three iterates, or two and the average (--points 21)\n"
+        "Written to RUN/analysis, for several runs to ./analysis: STUDY.json, .csv, .svg and .png.\n"
+        "Iterates are kept by `fastswa train … --checkpoint.keep 170,180`; --epochs 170,180 chooses among them.\n"
+        "--seed N draws other directions, pairs and images; --device auto|cpu|cuda."
     ),
 )
