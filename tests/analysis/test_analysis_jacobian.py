@@ -171,6 +171,10 @@ def test_a_run(finished: Path, tmp_path: Path, command: Command) -> None:
     # The smaller the step, the nearer to the limit; on the shortest rays the rise is the predicted one.
     assert abs(found.finite[:, 0] - found.inputs["estimate"]) == pytest.approx([0, 0], abs=0.01)
     assert (found.along_views >= 0).all()
+    # An epoch's figures are the same whatever was looked at before it.
+    [alone] = jacobian(Request((finished,), "cpu", images=4, draws=16, epochs=(4.0,)))
+    assert alone.trace[0] == found.trace[1]
+    assert alone.inputs["exact"][0] == found.inputs["exact"][1]
     assert found.predicted.shape == found.rise.shape == (2, 5)
     words = ("analyze", "jacobian", finished, "--images", 3, "--draws", 2, "--device", "cpu")
     answer = command(*words, "--out", tmp_path)

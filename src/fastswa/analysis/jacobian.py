@@ -7,6 +7,7 @@ perturbation of an input, and E||J_w||² from one of the weights. For the loss |
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +77,7 @@ class Probabilities:
     """A network at a point as a function of inputs or of weights, in 64 bits and with its statistics fixed."""
 
     def __init__(self, network: nn.Module, vector: Tensor) -> None:
-        self.network = network.double()
+        self.network = copy.deepcopy(network).double()
         self.vector = vector.double()
         self._shapes = [(name, p.shape) for name, p in network.named_parameters()]
 
@@ -129,15 +130,12 @@ def study(subject: Subject, request: Request) -> Jacobian:
 def _at(surface: Surface, vector: Tensor, chosen: Tensor, request: Request) -> dict[str, Any]:
     """All figures at one point, on the test images of the numbers `chosen`."""
     function = Probabilities(surface.put(vector), vector)
-    try:
-        pixels, labels = surface.test.pixels[chosen], surface.test.labels[chosen]
-        images = surface.test.augment.plain(pixels).double()
-        return {
-            **_inputs(function, surface, pixels, images, request),
-            **_weights(function, images, labels, request),
-        }
-    finally:
-        surface.network.to(vector.dtype)
+    pixels, labels = surface.test.pixels[chosen], surface.test.labels[chosen]
+    images = surface.test.augment.plain(pixels).double()
+    return {
+        **_inputs(function, surface, pixels, images, request),
+        **_weights(function, images, labels, request),
+    }
 
 
 def _inputs(
