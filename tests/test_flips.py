@@ -33,6 +33,7 @@ def test_evaluate_gives_them_beside_the_others_when_asked(finished: Path, comman
     answer = command("evaluate", finished, "--device", "cpu", "--flips")
     assert answer.code == 0
     assert "student+flips" in answer.out
+    assert "fast-SWA+flips" in answer.out
     assert "flips" not in command("evaluate", finished, "--device", "cpu").out
 
 

@@ -34,8 +34,9 @@ def say(message: str) -> None:
 
 
 def shown(name: str) -> str:
-    """A network's name as people write it."""
-    return {"swa": "SWA", "fast_swa": "fast-SWA", "ema": "EMA"}.get(name, name)
+    """A network's name as people write it; what follows a plus stays."""
+    network, plus, how = name.partition("+")
+    return {"swa": "SWA", "fast_swa": "fast-SWA", "ema": "EMA"}.get(network, network) + plus + how
 
 
 class ConsoleWatcher:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from fastswa.config import Config, Section, resolved, to_dict
 from fastswa.errors import RequestError
@@ -36,6 +36,12 @@ ALIASES = {
 
 # schedule.steps: an epoch's length where nobody gives batch.steps.
 STEPS_AN_EPOCH = 1000
+
+# Settings that a layer may hold and Config does not: they are written out as others.
+SHORTHANDS = {
+    "schedule.preset": Field(None, description="short or long: the paper's length, period and cycle"),
+    "schedule.steps": Field(None, description="steps in all, in whole epochs, with a cosine that ends at zero"),
+}
 
 Layer = dict[str, Any]
 
@@ -143,6 +149,7 @@ def fields(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[
             yield from fields(AverageConfig, "averaging.NAME.")
         elif isinstance(inner, type) and issubclass(inner, Section):
             yield from fields(inner, f"{prefix}{name}.")
+            yield from ((path, field) for path, field in SHORTHANDS.items() if path.startswith(f"{prefix}{name}."))
         else:
             yield prefix + name, field
 
@@ -157,8 +164,6 @@ def _generic(path: str) -> str:
 def _field_type(path: str, options: Iterable[str]) -> type | None:
     """bool, tuple or dict where the setting is one; refuses names that are not settings."""
     known = dict(fields())
-    if path in ("schedule.preset", "schedule.steps"):
-        return None
     if _generic(path) not in known:
         names = [*known, *ALIASES, *(option.removeprefix("--") for option in options)]
         raise RequestError(f"unknown setting --{path}; {nearest(_generic(path), names)}")

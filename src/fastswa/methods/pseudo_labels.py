@@ -118,9 +118,10 @@ class PseudoLabels(Method):
     def _warning(self, passed: int, shares: list[float]) -> str | None:
         name = self.config.name
         if not passed:
+            remedy = ", else lower method.threshold" if "threshold" in self.settings else ""
             return (
                 f"method {name}: no prediction was certain enough to be a pseudo-label since the last evaluation, "
-                "so that nothing was learnt from unlabelled images; it may be early, else lower method.threshold."
+                f"so that nothing was learnt from unlabelled images; it may be early{remedy}."
             )
         if max(shares) >= ALL:
             return (
