@@ -164,7 +164,7 @@ def test_the_13_layer_network_can_be_differentiated_both_ways() -> None:
 
 
 def test_a_run(finished: Path, tmp_path: Path, command: Command) -> None:
-    [found] = jacobian(Request((finished,), "cpu", images=4, draws=16, epochs=(2.0, 4.0)))
+    [found] = jacobian(Request((finished,), "cpu", images=3, draws=8, epochs=(2.0, 4.0)))
     for values in (found.inputs, found.weights):
         assert (abs(values["estimate"] - values["exact"]) < 4 * values["standard_error"]).all()
     assert found.trace == pytest.approx(found.jacobian_part + found.label_part)
@@ -172,7 +172,7 @@ def test_a_run(finished: Path, tmp_path: Path, command: Command) -> None:
     assert abs(found.finite[:, 0] - found.inputs["estimate"]) == pytest.approx([0, 0], abs=0.01)
     assert (found.along_views >= 0).all()
     # An epoch's figures are the same whatever was looked at before it.
-    [alone] = jacobian(Request((finished,), "cpu", images=4, draws=16, epochs=(4.0,)))
+    [alone] = jacobian(Request((finished,), "cpu", images=3, draws=8, epochs=(4.0,)))
     assert alone.trace[0] == found.trace[1]
     assert alone.inputs["exact"][0] == found.inputs["exact"][1]
     assert found.predicted.shape == found.rise.shape == (2, 5)

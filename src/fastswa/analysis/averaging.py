@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fastswa.analysis.drawing import new_grid
+from fastswa.analysis.drawing import finish, new_grid
 from fastswa.analysis.study import Request, Study, colours
 from fastswa.analysis.subject import run_names
 from fastswa.config import Config
@@ -187,8 +187,7 @@ def draw(result: Sequence[Averaging]) -> Any:
     course.set(xlabel="epoch", ylabel="E||ŵ - w0||² / tr Σ", title="along the run, if iterates were independent")
     course.set_yscale("log")
     for panel in grid[0]:
-        panel.grid(alpha=0.25)
-        panel.legend(frameon=False, fontsize=8)
+        finish(panel)
     drawn.tight_layout()
     return drawn
 

@@ -12,3 +12,10 @@ def new_grid(rows: int, columns: int, width: float, height: float) -> tuple[Any,
     drawn, first = new_figure(1, width, rows * height)
     first[0].remove()
     return drawn, drawn.subplots(rows, columns, squeeze=False)
+
+
+def finish(panel: Any) -> None:
+    """The grid and the legend that every panel has; what lies under the legend shows through."""
+    panel.grid(alpha=0.25)
+    if panel.get_legend_handles_labels()[0]:
+        panel.legend(fontsize=8, framealpha=0.8, edgecolor="none")

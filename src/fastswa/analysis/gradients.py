@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastswa.analysis.drawing import finish
 from fastswa.analysis.study import Request, Study, colours
 from fastswa.analysis.subject import Subject, flat, opened, run_names
 from fastswa.config import Config
@@ -231,8 +232,7 @@ def draw(result: Sequence[Gradients]) -> Any:
     for panel in (norms, traces):
         panel.set_xlabel("epoch")
         panel.set_yscale("log")
-        panel.grid(alpha=0.25)
-        panel.legend(frameon=False)
+        finish(panel)
     norms.set_title("the terms' gradients")
     traces.set_title("how batches differ")
     drawn.tight_layout()

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastswa.analysis.drawing import new_grid
+from fastswa.analysis.drawing import finish, new_grid
 from fastswa.analysis.jacobians import (
     Estimate,
     Function,
@@ -262,8 +262,7 @@ def draw(result: Sequence[Jacobian]) -> Any:
     _parts(grid[1][1], result, shades)
     _sharpness(grid[1][2], result, shades)
     for panel in grid.flat:
-        panel.grid(alpha=0.25)
-        panel.legend(frameon=False, fontsize=8)
+        finish(panel)
     drawn.tight_layout()
     return drawn
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastswa.analysis.drawing import new_grid
+from fastswa.analysis.drawing import finish, new_grid
 from fastswa.analysis.study import Request, Study, colours
 from fastswa.analysis.subject import Subject, opened
 from fastswa.analysis.surface import Surface
@@ -194,11 +194,10 @@ def draw(result: Sequence[Pairs]) -> Any:
         panel.set_ylabel(AXES[y])
         if y.startswith("c_"):
             panel.axhline(0, color="#404040", linewidth=0.8)
-        panel.legend(frameon=False, fontsize=8)
     _many(grid[1][1], result, shades)
     _gains(grid[1][2], result, shades)
     for panel in grid.flat:
-        panel.grid(alpha=0.25)
+        finish(panel)
     drawn.tight_layout()
     return drawn
 
@@ -210,7 +209,6 @@ def _many(panel: Any, result: Sequence[Pairs], shades: dict[str, str]) -> None:
         panel.plot(one.count, one.ensemble_error, color=shades[one.run], **dashed)
     panel.set_xlabel("iterates taken together")
     panel.set_ylabel("test error (%)")
-    panel.legend(frameon=False, fontsize=8)
 
 
 def _gains(panel: Any, result: Sequence[Pairs], shades: dict[str, str]) -> None:

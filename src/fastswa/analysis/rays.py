@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastswa.analysis.drawing import new_grid
+from fastswa.analysis.drawing import finish, new_grid
 from fastswa.analysis.study import Request, Study, colours
 from fastswa.analysis.subject import Subject, opened
 from fastswa.analysis.surface import FIGURES, Measured, Surface
@@ -242,8 +242,7 @@ def _finish(panel: Any, title: str, drawn: Sequence[Ray]) -> None:
     panel.set_xlabel("distance in weight space")
     panel.set_ylabel("error (%)")
     panel.set_title(title)
-    panel.grid(alpha=0.25)
-    panel.legend(frameon=False, fontsize=8)
+    finish(panel)
 
 
 STUDY = Study(

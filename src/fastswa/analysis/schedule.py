@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fastswa.analysis.drawing import new_grid
+from fastswa.analysis.drawing import finish, new_grid
 from fastswa.analysis.measured import Course, course_of
 from fastswa.analysis.study import Request, Study
 from fastswa.analysis.subject import run_names
@@ -67,7 +67,8 @@ def unmodified(config: Config, epoch: float) -> float:
 
 
 def forks(start: str, epoch: float, request: Request) -> dict[str, Config]:
-    """The configurations of all forks, by name; each averages from the fork on, as often as its parent."""
+    """The configurations of all forks, by name; each averages from the fork on, as often as its parent, and is measured
+    as often as it averages."""
     layer = parent_layer(start)
     parent = build_config(layer)
     fast = next((average for average in parent.averaging.values() if average.kind == "fast-swa"), None)
@@ -78,6 +79,7 @@ def forks(start: str, epoch: float, request: Request) -> dict[str, Config]:
     common = {
         "start": {"run": start},
         "averaging": {"fast_swa": {"kind": "fast-swa", "start": epoch, "every": every or 1.0}},
+        "evaluation": {"every": max(round(every or 1.0), 1)},
     }
     found: dict[str, Config] = {}
     for cycle in request.cycles or ():
@@ -152,6 +154,8 @@ def draw(result: Sequence[Scheduled]) -> Any:
     drawn, grid = new_grid(1, 2, 11, 4.2)
     from matplotlib import colormaps
 
+    errors = np.concatenate([one.course.error[one.network] for one in result])
+    lowest, highest = float(np.nanmin(errors)), max(float(np.nanmax(errors)), float(np.nanmin(errors)) + 0.5)
     for panel, after, title in zip(grid[0], ("cycles", "constant"), ("cycles", "constant rates"), strict=True):
         chosen = sorted((one for one in result if one.after == after), key=lambda one: (one.cycle, one.rate))
         for number, one in enumerate(chosen):
@@ -159,10 +163,9 @@ def draw(result: Sequence[Scheduled]) -> Any:
             series = one.course.error[one.network]
             panel.plot(one.course.epochs, series, ".-", color=colour, markersize=4, label=_name(one))
         panel.set(title=title, xlabel="epoch", ylabel=f"{result[0].course.images} error of the average (%)")
-        panel.grid(alpha=0.25)
-        if chosen:
-            panel.legend(frameon=False, fontsize=8)
-        else:
+        panel.set_ylim(lowest - 0.1 * (highest - lowest), highest + 0.1 * (highest - lowest))
+        finish(panel)
+        if not chosen:
             panel.text(0.5, 0.5, "no such run was named", ha="center", va="center", transform=panel.transAxes)
     drawn.tight_layout()
     return drawn

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fastswa.analysis.drawing import new_grid
+from fastswa.analysis.drawing import finish, new_grid
 from fastswa.analysis.measured import Course, course_of
 from fastswa.analysis.study import Request, Study, colours
 from fastswa.analysis.subject import run_names
@@ -139,8 +139,7 @@ def draw(result: Sequence[Taught]) -> Any:
     courses.set(xlabel="epoch", ylabel=f"{result[0].images} error (%)")
     courses.set_ylim(0.95 * late.min(), 1.1 * np.quantile(late, 0.97))
     for panel in grid[0]:
-        panel.grid(alpha=0.25)
-        panel.legend(frameon=False, fontsize=8)
+        finish(panel)
     drawn.tight_layout()
     return drawn
 
