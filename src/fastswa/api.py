@@ -32,12 +32,13 @@ def fit(
     settings: Mapping[str, Any] | None = None,
     minutes: float | None = None,
 ) -> RunResult:
-    """Train a recipe (by name), one's own images (a folder, a manifest or an .npz file) or a Config into `out`.
+    """Train a recipe (by its name), one's own images (by the path of a folder, a manifest or an .npz file) or a Config.
 
-    `settings` are nested like the configuration: {"schedule": {"epochs": 10}}. `minutes` instead of epochs measures
-    this machine and trains for as long as they hold.
+    The run is written to the new folder `out`, as `fastswa train` does it but for the report. `settings` win over the
+    recipe and are nested like the configuration: `{"schedule": {"epochs": 10}}`. `minutes` instead of epochs measures
+    this machine and trains for as long as they hold. Nothing is printed; what a person should know is a warning.
 
-    >>> run = fit("digits-mean-teacher", seed=1, out="runs/a")
+    >>> run = fastswa.fit("digits-mean-teacher", seed=1, out="runs/a")
     >>> run.metrics[-1]["error"]["fast_swa"]
     """
     from fastswa.methods import refuse_unused
@@ -53,16 +54,22 @@ def fit(
 
 
 def resume(run: str | Path, *, settings: Mapping[str, Any] | None = None) -> RunResult:
-    """Go on with a run from its last checkpoint, to more epochs if `settings` say so."""
+    """Go on with a run from its last checkpoint; a finished one is left as it is.
+
+    `settings` may change what leaves the run the same, above all how far it goes: `{"schedule": {"epochs": 80}}`.
+    """
     from fastswa.training.run import resume as resume_run
 
     return resume_run(Path(run), settings or {}, Quiet(), _warn)
 
 
 def load(run: str | Path, network: str | None = None) -> TrainedModel:
-    """The trained model of a run folder or a model file: an nn.Module with .classes and .predict(images).
+    """The trained model of a run folder or a model file, on the CPU; no code from the file is run.
 
     `network` takes another of a run's networks: "student", "teacher" or an average's name.
+
+    >>> model = fastswa.load("runs/a")
+    >>> model.predict(["one.jpg", "two.png"]).names
     """
     from fastswa.modelfile import load_model
 

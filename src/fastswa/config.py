@@ -103,7 +103,12 @@ class ModelConfig(Section):
 
 
 class MethodConfig(Section):
-    name: str = Field("mean-teacher", description="what is trained; see `fastswa recipes`")
+    name: str = Field(
+        "mean-teacher",
+        description=(
+            "supervised, pi, mean-teacher, temporal-ensembling, vat, vat-entmin, fixmatch, flexmatch or freematch"
+        ),
+    )
     weight: NonNegativeFloat = Field(100.0, description="weight of the consistency term at full ramp")
     ramp: NonNegativeFloat = Field(5.0, description="epochs over which that weight rises")
     divergence: Literal["squared", "kl"] = Field("squared", description="how two predictions are compared")
@@ -193,7 +198,7 @@ class CheckpointConfig(Section):
 
 
 class DeviceConfig(Section):
-    name: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps")
+    name: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     engine: Literal["auto", "eager", "compiled", "graph"] = Field("auto", description="how a step is launched")
     precision: Literal["auto", "fp64", "fp32", "tf32", "bf16"] = Field("auto", description="arithmetic of the networks")
     deterministic: bool = Field(False, description="bit-identical repeats on a GPU too")
@@ -215,7 +220,13 @@ class AnalysisConfig(Section):
 
 
 class Config(Section):
-    """Every setting of a run."""
+    """Every setting of a run, by section: frozen, and refused where a name is unknown or a value cannot be.
+
+    What is not given keeps its default or follows the data. Averages are only taken where `averaging` names some.
+
+    >>> config = Config(method={"name": "pi"}, averaging={"fast_swa": {"kind": "fast-swa"}})
+    >>> fastswa.fit(config, out="runs/a")
+    """
 
     seed: NonNegative = Field(0, description="initial weights, batches, augmentation and, unless set, the split")
     data: DataConfig = DataConfig()

@@ -8,10 +8,10 @@ class FastswaError(Exception):
 
 
 class RequestError(FastswaError):
-    """The request was wrong: a setting, a file or a name that cannot be used as given."""
+    """The request was wrong: a setting, a file or a name that cannot be used as given (exit code 2)."""
 
     exit_code = 2
 
 
 class RunError(FastswaError):
-    """The request was fine, but the run failed; what it had saved is kept."""
+    """The request was fine, but the run failed; what it had saved is kept (exit code 1)."""

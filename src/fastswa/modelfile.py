@@ -186,7 +186,11 @@ def likeliest(probabilities: np.ndarray, k: int) -> np.ndarray:
 
 
 class TrainedModel(nn.Module):
-    """A trained network with its classes and its normalisation; called, it takes uint8 images to logits."""
+    """A trained network with its classes and its normalisation; called, it takes uint8 images to logits.
+
+    An `nn.Module` in evaluation mode: `classes` are the names of its outputs, `facts` all that its file says of it,
+    `network` is the bare network.
+    """
 
     def __init__(self, network: nn.Module, facts: ModelFacts) -> None:
         super().__init__()

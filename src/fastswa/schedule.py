@@ -35,6 +35,9 @@ def ema_decay(step: int, highest: float) -> float:
 class CyclicCosine:
     """The cyclic cosine on an optimiser of one's own; each parameter group keeps its own base rate.
 
+    Until epoch `length` the rate falls along a cosine that would reach zero at `period` (none given: at `length`); then
+    the last `cycle` epochs repeat for ever, or with `cycle` 0 the rate stays as it is.
+
     >>> schedule = CyclicCosine(optimizer, length=180, period=210, cycle=30)
     >>> schedule.step(epoch + batch / batches_per_epoch)  # before each optimiser step
     """
@@ -78,6 +81,7 @@ class CyclicCosine:
         return [group["initial_lr"] * self.factor(self.epoch) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` takes to go on."""
         return {"epoch": self.epoch, "initial_lr": [g["initial_lr"] for g in self.optimizer.param_groups]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

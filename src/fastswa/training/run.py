@@ -38,7 +38,7 @@ Begun = tuple[Trainer, Watcher]
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run's folder, its evaluations, and whether it reached its last epoch."""
+    """A run's folder, its evaluations (the lines of metrics.jsonl), and whether it reached its last epoch."""
 
     path: Path
     metrics: list[dict[str, Any]]
