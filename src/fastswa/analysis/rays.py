@@ -121,8 +121,11 @@ def adversarial_ray(surface: Surface, start: Tensor, distances: np.ndarray, imag
     )
 
 
-def study(subject: Subject, request: Request) -> Rays:
-    """All rays of a run: through the last two iterates or the two that are named, and from the last of them."""
+def study(subject: Subject, request: Request, reach: float) -> Rays:
+    """All rays of a run: through the last two iterates or the two that are named, and from the last of them.
+
+    Random and adversarial rays go as far as `reach`.
+    """
     points = request.points or POINTS
     first, last = subject.chosen(request.epochs, least=2)[-2:]
     surface = Surface(subject)
@@ -132,7 +135,7 @@ def study(subject: Subject, request: Request) -> Rays:
     average = subject.average()
     if average is not None:
         rays.append(between(surface.at, late, average[1], points, (names[1], average[0]), "average"))
-    distances = np.linspace(0.0, request.distance or float(rays[0].distance[-1]), (points + 1) // 2)
+    distances = np.linspace(0.0, reach, (points + 1) // 2)
     rays.append(random_ray(surface.at, late, distances, request.rays, request.seed, names[1]))
     rays += [adversarial_ray(surface, late, distances, images, names[1]) for images in ("train", "test")]
     return Rays(subject.name, subject.config.method.name, len(subject.material.split.unlabelled), rays)
@@ -143,9 +146,15 @@ def rays(request: Request) -> list[Rays]:
     if (request.points or POINTS) < 5:
         raise RequestError("--points: a ray needs five points at least.")
     with opened(request.runs, request.device) as subjects:
-        for subject in subjects:
-            subject.chosen(request.epochs, least=2)
-        return [study(subject, request) for subject in subjects]
+        # All as far as the longest, so that they can be compared.
+        reach = max(_reach(subject, request) for subject in subjects)
+        return [study(subject, request, request.distance or reach) for subject in subjects]
+
+
+def _reach(subject: Subject, request: Request) -> float:
+    """How far the SGD-SGD ray of a run goes."""
+    first, last = subject.chosen(request.epochs, least=2)[-2:]
+    return BEYOND * float((subject.iterate(last) - subject.iterate(first)).norm(dtype=torch.float64))
 
 
 def rows(result: Sequence[Rays]) -> list[dict[str, Any]]:
