@@ -178,7 +178,7 @@ class Trainer:
         self._writing.wait()
 
     def evaluate(self) -> dict[str, Any]:
-        """One line of metrics: the mean loss terms since the last one, and every network's figures."""
+        """One line of metrics: the mean loss terms since the last one, every network's figures, and the method's own."""
         state, epoch = self.state, self.epoch
         means = (state.sums / max(state.summed, 1)).tolist()
         line: dict[str, Any] = {
@@ -197,7 +197,7 @@ class Trainer:
                 line[key] = {name: values[evaluator][figure] for name, values in figures.items()}
         line["averaged"] = {name: average.count for name, average in state.averages.items()}
         line["seconds"] = round(time.monotonic() - self._clock, 3)
-        return line
+        return {**line, **state.method.figures()}
 
     def _measure(self, network: nn.Module) -> dict[str, dict[str, float]]:
         return {

@@ -21,7 +21,6 @@ from fastswa.modelfile import load_model
 from fastswa.training.budget import Budget
 from fastswa.training.checkpoint import Checkpoint, load_checkpoint
 from fastswa.training.device import Compute, choose_compute, settings_of
-from fastswa.training.figured import FiguredTrainer
 from fastswa.training.folder import RunFolder
 from fastswa.training.fork import fork
 from fastswa.training.fork import parent_layer as parent_layer
@@ -269,7 +268,7 @@ def _assembled(
             f"method {config.method.name} remembers every image, so that all have to be held on the device; "
             "set data.extra_images to less."
         )
-    trainer = FiguredTrainer(config, material, state, compute, folder, fingerprint(config) + content)
+    trainer = Trainer(config, material, state, compute, folder, fingerprint(config) + content)
     if config.analysis.gradients:
         from fastswa.analysis.record import GradientRecorder
 
