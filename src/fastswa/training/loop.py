@@ -178,7 +178,7 @@ class Trainer:
         self._writing.wait()
 
     def evaluate(self) -> dict[str, Any]:
-        """One line of metrics: the mean loss terms since the last one, every network's figures, and the method's own."""
+        """One line of metrics: the mean loss terms since the last one, every network's figures and the method's own."""
         state, epoch = self.state, self.epoch
         means = (state.sums / max(state.summed, 1)).tolist()
         line: dict[str, Any] = {
