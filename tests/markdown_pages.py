@@ -54,7 +54,7 @@ class Page:
 
     @property
     def name(self) -> str:
-        return str(self.path.relative_to(ROOT))
+        return str(self.path.relative_to(ROOT)) if self.path.is_relative_to(ROOT) else self.path.name
 
     def inline_code(self) -> Iterator[tuple[int, str]]:
         """(line, text) of what stands between single backticks."""

@@ -150,7 +150,7 @@ def _listening() -> Iterator[io.StringIO]:
 def _skeleton(line: str) -> str:
     """A line without what differs between two runs: numbers, seconds or their thousandths, the width of columns."""
     plain = re.sub(r"[┏┳┓┡╇┩├┼┤└┴┘━─]+", "─", line)
-    plain = re.sub(r"[0-9]+(?:[.,:][0-9]+)*(?:e[+-]?[0-9]+)?", "0", plain)
+    plain = re.sub(r"(?:(?<=\s)[+-])?[0-9]+(?:[.,:][0-9]+)*(?:e[+-]?[0-9]+)?", "0", plain)
     return " ".join(re.sub(r"\b0 ms\b", "0 s", plain).split())
 
 
@@ -178,6 +178,29 @@ def test_what_a_page_says_works(path: Path, after_the_guide: Path, tmp_path: Pat
     if path != GUIDE:  # it was read to make the folder
         folder = shutil.copytree(after_the_guide, tmp_path / "folder", symlinks=True)
         Reader(folder).read(read_page(path))
+
+
+WRONG = {
+    "```sh\nfastswa recipes digits-py\n```": "line 2: `fastswa recipes digits-py` ended with 2:",
+    "```sh\nls nothing-there\n```": "`ls nothing-there` ended with",
+    "```sh\npip install timm  # needs a network\n```": "`pip install timm`: mark its block with one of",
+    "```sh\nfastswa --version\n```\n```text output\nslowswa 0.1.0\n```": "line 5: nothing above prints",
+    "```python\nprint(undefined)\n```": "name 'undefined' is not defined",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG.items(), ids=range(len(WRONG)))
+def test_a_page_that_is_wrong_is_found_out(text: str, message: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text, "utf-8")
+    with pytest.raises((AssertionError, NameError), match=re.escape(message)):
+        Reader(tmp_path).read(read_page(page))
+
+
+def test_commands_are_told_from_comments_and_go_on_after_a_backslash() -> None:
+    text = "fastswa train a \\\n  --epochs 3  # why\n# a remark\nawk '$1 > 2' a.csv > b.csv"
+    commands = [(4, "fastswa train a --epochs 3"), (7, "awk '$1 > 2' a.csv > b.csv")]
+    assert list(Fence(("sh",), text, line=3).commands()) == commands
 
 
 @pages
