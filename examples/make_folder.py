@@ -46,9 +46,13 @@ def main() -> int:
     parser.add_argument("--labels", type=int, default=10, metavar="N", help="labelled images of each class (10)")
     arguments = parser.parse_args()
     if arguments.folder.exists():
-        print(f"{arguments.folder} is there already; name a folder that is not.", file=sys.stderr)
-        return 2
-    written = write_folder(arguments.folder, arguments.labels)
+        parser.error(f"{arguments.folder} is there already; name a folder that is not.")
+    if arguments.labels < 1:
+        parser.error("--labels: each class needs one label at least.")
+    try:
+        written = write_folder(arguments.folder, arguments.labels)
+    except OSError as error:
+        parser.error(f"cannot write {arguments.folder}: {error.strerror}.")
     print(f"{arguments.folder}: " + ", ".join(f"{count:,} in {part}/" for part, count in written.items()))
     return 0
 

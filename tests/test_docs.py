@@ -29,13 +29,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import fastswa
 from fastswa import classifier, cli, demo
 from fastswa.arguments import Arguments
 from fastswa.config import Config
 from fastswa.data.sources import is_own_data
+from fastswa.data.sources.digits import load_digits
 from fastswa.layers import ALIASES, fields, flag_layer, recipe_names
 from fastswa.methods import METHODS
 from fastswa.training import budget
@@ -167,6 +170,23 @@ def checkout(folder: Path) -> Path:
     (folder / "examples").symlink_to(ROOT / "examples")
     shutil.copytree(ROOT / "results", folder / "results")
     return folder
+
+
+def test_the_folder_of_the_guide_holds_the_digits(after_the_guide: Path) -> None:
+    """Each of them once and as it is, ten of a class with their label."""
+    digits, folder = load_digits(), after_the_guide / "my-images"
+    assert digits.test is not None
+    numbers: dict[str, list[int]] = {"labeled": [], "unlabeled": [], "test": []}
+    for file in folder.glob("[!.]*/**/*.png"):
+        part, number = file.relative_to(folder).parts[0], int(file.stem)
+        images = digits.test if part == "test" else digits.train
+        with Image.open(file) as picture:
+            assert np.array_equal(picture, images.pixels[number, 0])
+        assert part == "unlabeled" or file.parent.name == digits.classes[images.labels[number]]
+        numbers[part].append(number)
+    assert sorted(numbers["labeled"] + numbers["unlabeled"]) == list(range(len(digits.train)))
+    assert sorted(numbers["test"]) == list(range(len(digits.test)))
+    assert np.bincount(digits.train.labels[numbers["labeled"]]).tolist() == [10] * 10
 
 
 def test_what_the_readme_says_works(tmp_path: Path) -> None:
