@@ -16,7 +16,7 @@ from fastswa import beside
 from fastswa.data.augment import Augment
 from fastswa.methods.method import Batch, Terms
 from fastswa.noise import Noise
-from fastswa.training.device import Compute
+from fastswa.training.device import Compute, keep_freed_memory
 from fastswa.training.feed import Feed, StepValues
 from fastswa.training.graph import captured
 from fastswa.training.state import State
@@ -92,6 +92,8 @@ class Step:
 
 def launcher(step: Step, compute: Compute) -> Callable[[], None]:
     """What launches one step: the step itself, or the replay of its capture; `compiled` fuses its parts first."""
+    if compute.device.type == "cpu":
+        keep_freed_memory()
     if compute.engine == "compiled":
         step.target = torch.compile(step.target)  # type: ignore[method-assign]
         step.losses = torch.compile(step.losses)  # type: ignore[method-assign]
