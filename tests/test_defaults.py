@@ -103,15 +103,23 @@ def test_vats_perturbation_follows_the_size_of_the_images() -> None:
     assert chosen(data([0, 1] * 5, 4, (3, 16, 16)), {"method": {"name": "vat"}}).method.epsilon == 4
 
 
-@pytest.mark.parametrize(("labels", "balanced"), [([0] * 20 + [1] * 10, False), ([0] * 30 + [1] * 10, True)])
-def test_classes_of_very_different_size_take_turns(labels: list[int], balanced: bool) -> None:
-    dataset = data(labels, 100)
-    config = chosen(dataset, {"split": {"validation": 0}})
-    assert config.batch.balanced is balanced
-    plan = prepare(config, dataset, choose_compute(config.device)).plan
-    drawn = dataset.train.labels[plan.epoch(0, 0)[:, : plan.labelled]]
-    share = (drawn == 1).mean()
-    assert share == pytest.approx(0.5 if balanced else 1 / 3, abs=0.01)
+def test_classes_come_as_often_as_they_have_labels_or_equally_often_on_request() -> None:
+    dataset = data([0] * 30 + [1] * 10, 100)
+    for given, expected in (({}, 1 / 4), ({"balanced": True}, 1 / 2)):
+        config = chosen(dataset, {"split": {"validation": 0}, "batch": given})
+        plan = prepare(config, dataset, choose_compute(config.device)).plan
+        drawn = dataset.train.labels[plan.epoch(0, 0)[:, : plan.labelled]]
+        assert (drawn == 1).mean() == pytest.approx(expected, abs=0.01)
+
+
+def test_the_learning_rate_follows_what_there_is_to_learn() -> None:
+    dataset = data([0, 1] * 50)
+    assert chosen(dataset).optimiser.lr == 0.1
+    assert chosen(dataset, {"method": {"name": "supervised"}}).optimiser.lr == 0.4
+    assert chosen(dataset, {"method": {"name": "supervised"}, "model": {"name": "cnn13"}}).optimiser.lr == 0.1
+    assert chosen(dataset, {"model": {"name": "timm:resnet18", "pretrained": True}}).optimiser.lr == 0.01
+    assert chosen(dataset, {"optimiser": {"name": "adamw"}}).optimiser.lr == 0.001
+    assert chosen(dataset, {"optimiser": {"lr": 0.3}}).optimiser.lr == 0.3
 
 
 def test_extra_images_count_as_many_unlabelled_ones() -> None:
@@ -189,7 +197,7 @@ def test_what_was_chosen_is_told_in_a_few_lines() -> None:
         "network: small (model.name); views: shifted by up to 2 pixels (augment.translate), no flips, as grey images "
         "are often digits or letters (augment.flip)",
         "method: mean-teacher, consistency weight 6 (method.weight); batches of 100, 32 of them labelled "
-        "(batch.labelled), each class equally often (batch.balanced)",
+        "(batch.labelled)",
         "length: 60 epochs (schedule.epochs, or --minutes) of 25 steps",
     ]
     large = data([0, 1] * 5, 0, (3, 100, 100))

@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fastswa.config import Config, MethodConfig, filled, resolved
+from fastswa.config import Config, MethodConfig, ModelConfig, filled, resolved
 from fastswa.data.images import UNLABELLED, Dataset
 from fastswa.data.splits import make_split
 
 BATCH, LABELLED = 100, 50
 CONSISTENCY = {"cnn13": 100.0, "small": 30.0}
 FEW_A_CLASS = 20
-IMBALANCED = 2.0
 FEWEST_STEPS, MOST_STEPS = 25, 500
 LARGE = 96
 MANY = 50_000  # what extra images are taken for, before they are looked at
@@ -40,7 +37,6 @@ class Holding:
     test: int
     classes: int
     shape: tuple[int, int, int]
-    imbalance: float
 
     @property
     def side(self) -> int:
@@ -75,9 +71,8 @@ def own_data_defaults(config: Config, dataset: Dataset, *, gpu: bool) -> Config:
         "method": filled(config.method, **_method(config.method, model.name, holding, epochs)),
         "evaluation": filled(config.evaluation, every=every, refresh=REFRESH, batch=_evaluation_batch(side)),
         "checkpoint": filled(config.checkpoint, every=every),
+        "optimiser": filled(config.optimiser, lr=_rate(config.method.name, model)),
     }
-    if model.pretrained and config.optimiser.name == "sgd":
-        sections["optimiser"] = filled(config.optimiser, lr=0.01)
     return resolved(config.model_copy(update=sections))
 
 
@@ -107,7 +102,6 @@ def holding_of(config: Config, dataset: Dataset) -> Holding:
         seed=config.split.seed or 0,
         file=None if config.split.file is None else Path(config.split.file),
     )
-    counts = np.bincount(dataset.train.labels[split.labelled], minlength=len(dataset.classes))
     return Holding(
         labelled=len(split.labelled),
         unlabelled=len(split.unlabelled),
@@ -115,7 +109,6 @@ def holding_of(config: Config, dataset: Dataset) -> Holding:
         test=0 if dataset.test is None else len(dataset.test),
         classes=len(dataset.classes),
         shape=dataset.train.shape,
-        imbalance=float(counts.max() / max(counts.min(), 1)),
     )
 
 
@@ -123,7 +116,8 @@ def _batch(config: Config, holding: Holding, gpu: bool) -> dict[str, Any]:
     """Half of a batch is labelled, less where there are fewer labels, more where most of the images have one.
 
     An epoch is a pass over the unlabelled images, within limits: twenty images make epochs of some steps all the
-    same, and of half a million each epoch takes another part.
+    same, and of half a million each epoch takes another part. Classes come as often as they have labels: drawn equally
+    often, those with a label or two were learnt by heart and others taken for them.
     """
     size = config.batch.size if "size" in config.batch.model_fields_set else BATCH
     labelled, unlabelled = holding.labelled, holding.unlabelled
@@ -135,7 +129,7 @@ def _batch(config: Config, holding: Holding, gpu: bool) -> dict[str, Any]:
         share = config.batch.labelled
     images, places = (unlabelled, size - share) if unlabelled and share < size else (labelled, size)
     steps = min(max(images // places, FEWEST_STEPS), MOST_STEPS * (2 if gpu else 1))
-    return {"size": size, "labelled": share, "steps": steps, "balanced": holding.imbalance > IMBALANCED}
+    return {"size": size, "labelled": share, "steps": steps}
 
 
 def _method(method: MethodConfig, network: str, holding: Holding, epochs: int) -> dict[str, Any]:
@@ -154,6 +148,13 @@ def _method(method: MethodConfig, network: str, holding: Holding, epochs: int) -
     else:
         weight /= 10
     return {"weight": float(f"{weight:.2g}"), "ramp": epochs / (2.25 if method.name == "temporal-ensembling" else 12)}
+
+
+def _rate(method: str, model: ModelConfig) -> float:
+    """SGD's rate: low for weights that know something already, high where the labels are all there is to learn."""
+    if model.pretrained:
+        return 0.01
+    return 0.4 if method == "supervised" and model.name == "small" else 0.1
 
 
 def _evaluation_batch(side: int) -> int:
