@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +71,13 @@ def digits() -> np.ndarray:
     return test.pixels[:20]
 
 
+@pytest.fixture
+def own_copy(finished: Path, tmp_path: Path) -> Path:
+    """The finished run again, for what is written into it."""
+    shutil.copytree(finished, tmp_path / "run")
+    return tmp_path / "run"
+
+
 def test_a_run_as_onnx(command: Command, finished: Path, digits: np.ndarray, tmp_path: Path) -> None:
     out = tmp_path / "new" / "digits.onnx"
     answer = command("export", finished, "--out", out)
@@ -91,34 +99,34 @@ def test_a_run_as_onnx(command: Command, finished: Path, digits: np.ndarray, tmp
     assert facts["network"] == "fast_swa"
 
 
-def test_a_run_as_torch_export(command: Command, finished: Path, digits: np.ndarray) -> None:
-    answer = command("export", finished, "--format", "torch-export", "--network", "student", "--json")
+def test_a_run_as_torch_export(command: Command, own_copy: Path, digits: np.ndarray) -> None:
+    answer = command("export", own_copy, "--format", "torch-export", "--network", "student", "--json")
     assert (answer.code, answer.err) == (0, "")
     facts = json.loads(answer.out)
-    assert (facts["out"], facts["network"]) == (f"{finished}/student.pt2", "student")
+    assert (facts["out"], facts["network"]) == (f"{own_copy}/student.pt2", "student")
     assert facts["checked_on"] == "64 test images"
     assert 0 <= facts["logit_difference"] < 1e-4
     extra = {"fastswa.json": ""}
-    program = torch.export.load(finished / "student.pt2", extra_files=extra)
+    program = torch.export.load(own_copy / "student.pt2", extra_files=extra)
     assert json.loads(extra["fastswa.json"])["classes"] == list("0123456789")
-    wanted = fastswa.load(finished, "student").predict(digits).probabilities
+    wanted = fastswa.load(own_copy, "student").predict(digits).probabilities
     for count in (1, 20):
         _, probabilities = program.module()(torch.from_numpy(digits[:count].copy()))
         np.testing.assert_allclose(probabilities.detach().numpy(), wanted[:count], atol=1e-6)
 
 
-def test_a_run_as_safetensors(command: Command, finished: Path, digits: np.ndarray) -> None:
-    answer = command("export", finished, "--format", "safetensors")
+def test_a_run_as_safetensors(command: Command, own_copy: Path, digits: np.ndarray) -> None:
+    answer = command("export", own_copy, "--format", "safetensors")
     assert answer.code == 0
     assert "weights, and beside them model.plain.json on how to use them." in answer.out
-    out = finished / "model.plain.safetensors"
-    wanted = fastswa.load(finished).predict(digits).probabilities
+    out = own_copy / "model.plain.safetensors"
+    wanted = fastswa.load(own_copy).predict(digits).probabilities
     np.testing.assert_allclose(fastswa.load(out).predict(digits).probabilities, wanted, atol=1e-6)
     facts = json.loads(out.with_suffix(".json").read_text())
     assert (facts["inside"], facts["temperature"], facts["architecture"]) == ([], 1.0, "small")
-    assert facts["normalisation"]["mean"] == pytest.approx(fastswa.load(finished).facts.mean)
+    assert facts["normalisation"]["mean"] == pytest.approx(fastswa.load(own_copy).facts.mean)
     # What is written beside a run's models is not taken for one of them.
-    assert {file.stem for file in (finished / "models").iterdir()} == {"student", "teacher", "swa", "fast_swa", "ema"}
+    assert {file.stem for file in (own_copy / "models").iterdir()} == {"student", "teacher", "swa", "fast_swa", "ema"}
 
 
 def test_weight_norm_is_folded_in(tmp_path: Path) -> None:
