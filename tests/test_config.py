@@ -245,7 +245,7 @@ def test_config_is_frozen() -> None:
 
 
 def test_unknown_keys_are_refused_by_the_class_too() -> None:
-    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+    with pytest.raises(ValidationError, match="unknown setting"):
         Config.model_validate({"schedule": {"lenght": 3}})
 
 
@@ -402,3 +402,10 @@ def test_steps_take_the_epochs_that_are_given_and_replace_the_schedule_below() -
 def test_steps_that_are_no_number_of_steps_are_refused(value: str) -> None:
     with pytest.raises(RequestError, match=f"^schedule.steps: '{value}' is not a whole number of at least 1\\.$"):
         from_flags("--schedule.steps", value)
+
+
+def test_python_users_get_the_nearest_name_too() -> None:
+    with pytest.raises(ValidationError, match="unknown setting schedul; did you mean schedule"):
+        Config(schedul={})  # type: ignore[call-arg]
+    with pytest.raises(ValidationError, match="unknown setting epoch; did you mean epochs"):
+        Config(schedule={"epoch": 3})  # type: ignore[arg-type]
