@@ -135,16 +135,15 @@ def _batch(config: Config, holding: Holding, gpu: bool) -> dict[str, Any]:
 def _method(method: MethodConfig, network: str, holding: Holding, epochs: int) -> dict[str, Any]:
     """Weight and ramp of the consistency term, and the length of VAT's perturbation.
 
-    The squared difference is a mean over the classes: its sum weighs as much with two classes as with ten if the
-    weight grows with their number. Beyond ten it grows with the root, between that and the paper's, which stays.
+    The squared difference is a mean over the classes, so that its sum would weigh the same with any number of them if
+    the weight grew in proportion; the paper's stays the same for 10 and 100. It grows with the root, between the two.
     """
     if method.name.startswith("vat"):
         channels, height, width = holding.shape
         return {"weight": 1.0, "ramp": 0.0, "epsilon": round(8 * math.sqrt(channels * height * width / 3072), 2)}
     weight = CONSISTENCY.get(network, CONSISTENCY["cnn13"])
     if method.divergence == "squared":
-        tenth = holding.classes / 10
-        weight *= tenth if tenth < 1 else math.sqrt(tenth)
+        weight *= math.sqrt(holding.classes / 10)
     else:
         weight /= 10
     return {"weight": float(f"{weight:.2g}"), "ramp": epochs / (2.25 if method.name == "temporal-ensembling" else 12)}
