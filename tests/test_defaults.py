@@ -116,6 +116,7 @@ def test_the_learning_rate_follows_what_there_is_to_learn() -> None:
     dataset = data([0, 1] * 50)
     assert chosen(dataset).optimiser.lr == 0.1
     assert chosen(dataset, {"method": {"name": "supervised"}}).optimiser.lr == 0.4
+    assert chosen(data([0, 1] * 50, shape=(3, 8, 8)), {"method": {"name": "supervised"}}).optimiser.lr == 0.1
     assert chosen(dataset, {"method": {"name": "supervised"}, "model": {"name": "cnn13"}}).optimiser.lr == 0.1
     assert chosen(dataset, {"model": {"name": "timm:resnet18", "pretrained": True}}).optimiser.lr == 0.01
     assert chosen(dataset, {"optimiser": {"name": "adamw"}}).optimiser.lr == 0.001
