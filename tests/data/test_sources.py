@@ -21,7 +21,7 @@ FIRST = """
 
 
 def test_names() -> None:
-    assert list(SOURCES) == ["digits", "cifar10", "cifar100"]
+    assert list(SOURCES) == ["digits", "cifar10", "cifar100", "stl10", "mnist", "usps"]
 
 
 @pytest.mark.parametrize(("name", "near"), [("cifar-10", "cifar10"), ("CIFAR100", "cifar100"), ("digit", "digits")])
@@ -31,9 +31,8 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, near: str, tmp_
 
 
 def test_a_name_like_none_of_them_is_answered_with_all(tmp_path: Path) -> None:
-    with pytest.raises(
-        RequestError, match=r"known: digits, cifar10, cifar100, or a folder, a .csv/.tsv manifest or an .npz file\)\.$"
-    ):
+    known = "digits, cifar10, cifar100, stl10, mnist, usps, or a folder, a .csv/.tsv manifest or an .npz file"
+    with pytest.raises(RequestError, match=rf"known: {known}\)\.$"):
         load("imagenet", tmp_path)
 
 

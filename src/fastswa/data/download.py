@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from fastswa.data.published import ARCHIVES, SUBSET, Archive, md5
+from fastswa.data.published import ARCHIVES, ELSEWHERE, SUBSET, Archive, md5
 from fastswa.errors import FastswaError, RequestError, RunError
 
 BASE_URL = "https://www.cs.toronto.edu/~kriz/"
@@ -83,6 +83,8 @@ def _archive(name: str) -> Archive:
         return ARCHIVES[name]
     if name == "digits":
         raise RequestError("digits comes with the package; there is nothing to download.")
+    if name in ELSEWHERE:
+        raise RequestError(f"{name} is not downloaded here: {ELSEWHERE[name]}.")
     near = difflib.get_close_matches(name.lower(), ARCHIVES, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     raise RequestError(f"there is no download named {name!r} (known: {', '.join(ARCHIVES)}){hint}")

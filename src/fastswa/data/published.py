@@ -45,6 +45,13 @@ ARCHIVES: dict[str, Archive] = {
     ),
 }
 
+# Sets that are read but not fetched, and where their publishers offer them.
+ELSEWHERE: dict[str, str] = {
+    "stl10": "its publisher offers stl10_binary.tar.gz at https://cs.stanford.edu/~acoates/stl10/",
+    "mnist": "its publisher offered the IDX files at http://yann.lecun.com/exdb/mnist/; many mirrors hold them",
+    "usps": "https://hastie.su.domains/ElemStatLearn/data.html offers it as text, to be saved as usps.npz",
+}
+
 
 def md5(path: Path) -> str:
     with path.open("rb") as file:

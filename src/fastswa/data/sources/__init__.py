@@ -20,6 +20,9 @@ SOURCES: dict[str, str] = {
     "digits": "fastswa.data.sources.digits:load_digits",
     "cifar10": "fastswa.data.sources.cifar:load_cifar10",
     "cifar100": "fastswa.data.sources.cifar:load_cifar100",
+    "stl10": "fastswa.data.sources.stl10:load_stl10",
+    "mnist": "fastswa.data.sources.mnist:load_mnist",
+    "usps": "fastswa.data.sources.mnist:load_usps",
 }
 MANIFESTS = (".csv", ".tsv")
 
