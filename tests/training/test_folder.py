@@ -14,9 +14,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from conftest import Command
+from fastswa.config import AverageConfig
 from fastswa.errors import RequestError, RunError
 from fastswa.modelfile import ModelFacts, read_facts
-from fastswa.training.folder import RunFolder
+from fastswa.report.record import read_run
+from fastswa.training.folder import RunFolder, preferred
 from tiny_runs import FLAGS, StoppingWatcher, go_on, tiny, train
 
 FACTS = ModelFacts("small", ("a", "b"), (1, 8, 8), (0.5,), (0.25,), epoch=7.0)
@@ -37,23 +39,45 @@ def test_a_finished_run_holds_what_it_promises(finished: Path) -> None:
         assert not any(name.startswith(("_orig_mod", "module.")) for name in load_file(file))
 
 
+KINDS = {
+    "mine": AverageConfig(kind="fast-swa", start=1, every=1),
+    "rare": AverageConfig(kind="fast-swa", start=0, every=2),
+    "late": AverageConfig(kind="fast-swa", start=2, every=1),
+    "fast_swa": AverageConfig(kind="ema"),
+    "ends": AverageConfig(kind="swa", every=0),
+}
+
+
 @pytest.mark.parametrize(
-    ("names", "chosen"),
+    ("names", "order"),
     [
-        (["student", "teacher", "ema", "swa", "fast_swa"], "fast_swa"),
-        (["student", "teacher", "ema", "swa"], "swa"),
-        (["student", "teacher", "ema"], "teacher"),
-        (["student", "ema"], "ema"),
-        (["student", "other"], "student"),
+        ("student teacher fast_swa ends mine rare late", "mine late rare ends teacher fast_swa student"),
+        ("student teacher fast_swa ends", "ends teacher fast_swa student"),
+        ("student fast_swa", "fast_swa student"),
+        ("unheard student", "student unheard"),
     ],
+    ids=["kind, then often, then early", "SWA", "EMA", "no average"],
 )
-def test_the_model_to_use_is_the_first_present(names: list[str], chosen: str, tmp_path: Path) -> None:
-    networks = {name: nn.Linear(1, 1) for name in names}
+def test_the_model_to_use_goes_by_what_an_average_is(names: str, order: str) -> None:
+    assert preferred(names.split(), KINDS) == order.split()
+
+
+def test_the_model_to_use_is_among_all_of_them(tmp_path: Path) -> None:
+    networks = {name: nn.Linear(1, 1) for name in ("student", "mine")}
     for number, network in enumerate(networks.values()):
         nn.init.constant_(network.weight, number)
-    RunFolder(tmp_path).write_models(networks, FACTS)
-    assert float(load_file(tmp_path / "model.safetensors")["weight"]) == names.index(chosen)
-    assert (read_facts(tmp_path / "model.safetensors").network, RunFolder(tmp_path).models_epoch()) == (chosen, 7.0)
+    RunFolder(tmp_path).write_models(networks, FACTS, "mine")
+    assert float(load_file(tmp_path / "model.safetensors")["weight"]) == 1
+    assert float(load_file(tmp_path / "models" / "student.safetensors")["weight"]) == 0
+    assert (read_facts(tmp_path / "model.safetensors").network, RunFolder(tmp_path).models_epoch()) == ("mine", 7.0)
+
+
+def test_a_run_offers_its_average_whatever_it_is_called(tmp_path: Path) -> None:
+    config = tiny({"averaging": {"smooth": {"kind": "ema"}, "mine": {"kind": "fast-swa", "every": 0.5}}})
+    config = config.model_copy(update={"averaging": {name: config.averaging[name] for name in ("smooth", "mine")}})
+    train(config, tmp_path / "run")
+    assert read_facts(tmp_path / "run" / "model.safetensors").network == "mine"
+    assert read_run(tmp_path / "run").chosen == "mine"
 
 
 def test_a_configuration_comes_back_as_it_was(tmp_path: Path) -> None:

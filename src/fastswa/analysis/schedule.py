@@ -22,7 +22,7 @@ from fastswa.config import Config
 from fastswa.console import say
 from fastswa.errors import RequestError
 from fastswa.layers import build_config
-from fastswa.training.folder import RunFolder
+from fastswa.training.folder import RunFolder, preferred
 from fastswa.training.fork import checkpoint_of, parent_layer
 from fastswa.training.run import resume, train_new
 
@@ -109,7 +109,8 @@ def train_forks(start: str, request: Request) -> list[Path]:
 def _scheduled(path: Path, name: str) -> Scheduled:
     folder = RunFolder.open(path)
     config, course = folder.config(), course_of(folder, name)
-    network = next((network for network in ("fast_swa", "swa", "ema") if network in course.error), None)
+    measured = [name for name in config.averaging if name in course.error]
+    network = next(iter(preferred(measured, config.averaging)), None)
     if network is None:
         raise RequestError(f"{path} measured no average; train it with --averaging.fast_swa.kind fast-swa.")
     after = config.schedule

@@ -11,7 +11,7 @@ from typing import Any
 
 from fastswa.config import Config
 from fastswa.training.feed import learning_rate
-from fastswa.training.folder import PREFERENCE, RunFolder
+from fastswa.training.folder import RunFolder, preferred
 
 # The sets of images that errors are measured on, and their key in metrics.jsonl.
 SETS = {"test": "error", "validation": "validation_error"}
@@ -74,7 +74,7 @@ class RunRecord:
     @property
     def chosen(self) -> str:
         """The network that the run offers for use."""
-        return next((name for name in (*PREFERENCE, *self.networks) if name in self.networks), "student")
+        return next(iter(preferred(self.networks, self.config.averaging)), "student")
 
     def errors(self, line: dict[str, Any], images: str) -> dict[str, float]:
         """One evaluation's errors on a set of images, by network."""

@@ -39,7 +39,7 @@ def run_page(run: RunRecord, found: Findings | None, missing: str | None, sugges
         tiles=_tiles(run, found),
         remarks=remarks(run, found),
         errors=errors_part(run, found),
-        preference=", ".join(shown(name) for name in PREFERENCE),
+        preference=", ".join(shown(kind.replace("-", "_")) for kind in PREFERENCE),
         confusions=None if measured is None or found is None else confusions_part(found, measured),
         calibration=None if measured is None or found is None else calibration_part(run, found, measured),
         mistakes=None if measured is None else [mistake(example) for example in measured.mistakes],

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -16,13 +16,13 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from fastswa.config import Config
+from fastswa.config import AverageConfig, Config
 from fastswa.errors import FastswaError, RequestError, RunError
 from fastswa.layers import build_config, file_layer, to_toml
 from fastswa.modelfile import ModelFacts, read_facts, save_model
 
-# Which network a finished run offers for use: the first of these that it has, never chosen on test images.
-PREFERENCE = ("fast_swa", "swa", "teacher", "ema", "student")
+# Which network a finished run offers for use: the first of these kinds that it has, never chosen on test images.
+PREFERENCE = ("fast-swa", "swa", "teacher", "ema", "student")
 
 
 class RunFolder:
@@ -95,9 +95,8 @@ class RunFolder:
             kept = [json.dumps(line) + "\n" for line in self.metrics() if line["step"] <= step]
             self._write("metrics.jsonl", "".join(kept))
 
-    def write_models(self, networks: Mapping[str, nn.Module], facts: ModelFacts) -> None:
+    def write_models(self, networks: Mapping[str, nn.Module], facts: ModelFacts, chosen: str) -> None:
         """Each network under models/ and the one to use as model.safetensors."""
-        chosen = next(name for name in (*PREFERENCE, *networks) if name in networks)
         with _writing(self.path / "models"):
             (self.path / "models").mkdir(exist_ok=True)
             for name, network in networks.items():
@@ -117,6 +116,21 @@ class RunFolder:
         with _writing(self.path / name):
             temporary.write_text(text, "utf-8")
             os.replace(temporary, self.path / name)
+
+
+def preferred(networks: Iterable[str], averaging: Mapping[str, AverageConfig]) -> list[str]:
+    """A run's networks, the one to use first: averages by their kind, whatever they are called.
+
+    Of several averages of one kind the one that takes iterates most often comes first, then the one that began first.
+    """
+
+    def rank(name: str) -> tuple[int, float, float]:
+        average = averaging.get(name)
+        kind = name if average is None else average.kind
+        place = PREFERENCE.index(kind) if kind in PREFERENCE else len(PREFERENCE)
+        return (place, 0.0, 0.0) if average is None else (place, average.every or 0.0, average.start or 0.0)
+
+    return sorted(networks, key=rank)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from fastswa.training.ahead import Behind
 from fastswa.training.checkpoint import Snapshot, save_checkpoint
 from fastswa.training.device import Compute
 from fastswa.training.feed import Feed, learning_rate
-from fastswa.training.folder import RunFolder
+from fastswa.training.folder import RunFolder, preferred
 from fastswa.training.probe import probe
 from fastswa.training.refresh import Refresher
 from fastswa.training.setup import Material
@@ -114,7 +114,9 @@ class Trainer:
                 self.save()
                 return
         self.settle()
-        self.folder.write_models(self.evaluated_networks(), replace(self.material.facts, epoch=self.epoch))
+        networks = self.evaluated_networks()
+        chosen = preferred(networks, self.config.averaging)[0]
+        self.folder.write_models(networks, replace(self.material.facts, epoch=self.epoch), chosen)
         self.finished = True
 
     def _run_epoch(self, launch: Callable[[], None], count: int, watcher: Watcher) -> Generator[None, None, bool]:

@@ -16,7 +16,7 @@ from fastswa.errors import RunError
 from fastswa.modelfile import ModelFacts, TrainedModel, model_bytes, model_of_bytes
 from fastswa.training.budget import Budget
 from fastswa.training.device import Compute, choose_compute, settings_of
-from fastswa.training.folder import PREFERENCE, RunFolder
+from fastswa.training.folder import RunFolder
 from fastswa.training.loop import Trainer, Watcher
 from fastswa.training.run import fingerprint
 from fastswa.training.setup import Material, prepare
@@ -37,8 +37,7 @@ class _Memory(RunFolder):
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         self.lines.append(dict(line))
 
-    def write_models(self, networks: Mapping[str, nn.Module], facts: ModelFacts) -> None:
-        chosen = next(name for name in (*PREFERENCE, *networks) if name in networks)
+    def write_models(self, networks: Mapping[str, nn.Module], facts: ModelFacts, chosen: str) -> None:
         trained = TrainedModel(networks[chosen], facts.of(chosen))
         # As a file would give it back: laid out in memory otherwise, it could round otherwise.
         self.model = model_of_bytes(model_bytes(trained)).to(trained.device)
