@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from fastswa.config import RESUMABLE, Config, resolved, to_dict
+from fastswa.config import RESUMABLE, BatchConfig, Config, resolved, to_dict
 from fastswa.errors import RequestError
 from fastswa.layers import (
     ALIASES,
@@ -409,3 +409,14 @@ def test_python_users_get_the_nearest_name_too() -> None:
         Config(schedul={})  # type: ignore[call-arg]
     with pytest.raises(ValidationError, match="unknown setting epoch; did you mean epochs"):
         Config(schedule={"epoch": 3})  # type: ignore[arg-type]
+
+
+def test_python_users_may_give_shorthands() -> None:
+    config = Config(schedule={"preset": "long", "cycle": 100})  # type: ignore[arg-type]
+    assert schedule_of(config) == (1500, 1800, 100)
+    config = Config(schedule={"steps": 2500}, batch=BatchConfig(size=20))  # type: ignore[arg-type]
+    assert (config.schedule.epochs, config.batch.steps, config.batch.size) == (3, 834, 20)
+    with pytest.raises(ValidationError, match=r"schedule\.preset: unknown preset 'shrt'; did you mean short\?"):
+        Config(schedule={"preset": "shrt"})  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"^batch: '5' is not a table of settings\."):
+        build_config({"schedule": {"steps": 2500}, "batch": 5})

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fastswa.registry import nearest
+from fastswa.shorthands import written_out
 
 NonNegative = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -254,6 +255,11 @@ class Config(Section):
     start: StartConfig = StartConfig()
     log: LogConfig = LogConfig()
     analysis: AnalysisConfig = AnalysisConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthands(cls, given: Any) -> Any:
+        return written_out(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _names(self) -> Config:

@@ -15,11 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 from fastswa.config import Config, Section, resolved, to_dict
 from fastswa.errors import RequestError
 from fastswa.registry import nearest
-
-PRESETS = {
-    "short": {"length": 180, "period": 210, "cycle": 30},
-    "long": {"length": 1500, "period": 1800, "cycle": 200},
-}
+from fastswa.shorthands import written_out
 
 ALIASES = {
     "model": "model.name",
@@ -33,9 +29,6 @@ ALIASES = {
     "epochs": "schedule.epochs",
     "from": "start.run",
 }
-
-# schedule.steps: an epoch's length where nobody gives batch.steps.
-STEPS_AN_EPOCH = 1000
 
 # Settings that a layer may hold and Config does not: they are written out as others.
 SHORTHANDS = {
@@ -174,46 +167,6 @@ def _field_type(path: str, options: Iterable[str]) -> type | None:
     return origin if origin in (tuple, dict) else None
 
 
-def _expand_preset(layer: Layer) -> Layer:
-    """A layer's schedule.preset written out; numbers beside it in the same layer win."""
-    schedule = layer.get("schedule")
-    if not isinstance(schedule, dict) or "preset" not in schedule:
-        return layer
-    preset = schedule["preset"]
-    if not isinstance(preset, str) or preset not in PRESETS:
-        raise RequestError(f"schedule.preset: unknown preset '{preset}'; {nearest(str(preset), PRESETS)}")
-    others = {key: value for key, value in schedule.items() if key != "preset"}
-    return {**layer, "schedule": {**PRESETS[preset], **others}}
-
-
-def _expand_steps(layer: Layer, below: Mapping[str, Any]) -> Layer:
-    """A layer's schedule.steps written out: a cosine to zero over that many steps, in whole epochs.
-
-    An epoch's steps are those given here or `below`, else about a thousand; what stands beside it in the layer wins.
-    """
-    schedule = layer.get("schedule")
-    if not isinstance(schedule, dict) or "steps" not in schedule:
-        return layer
-    steps = _whole("schedule.steps", schedule["steps"])
-    batches = [table["batch"] for table in (below, layer) if isinstance(table.get("batch"), dict)]
-    given = merge(*batches).get("steps")
-    epochs = -(-steps // (STEPS_AN_EPOCH if given is None else _whole("batch.steps", given)))
-    whole = {"epochs": epochs, "length": epochs, "period": epochs, "cycle": 0, "after": "constant"}
-    others = {key: value for key, value in schedule.items() if key != "steps"}
-    batch = {} if given is not None else {"batch": {"steps": -(-steps // epochs)}}
-    return merge(batch, layer, {"schedule": None}, {"schedule": {**whole, **others}})
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        number = int(value) if isinstance(value, str | int) else 0
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise RequestError(f"{name}: '{value}' is not a whole number of at least 1.")
-    return number
-
-
 def merge(*layers: Mapping[str, Any]) -> Layer:
     """Nested dicts laid over one another, the last winning."""
     result: Layer = {}
@@ -237,7 +190,10 @@ def build_config(*layers: Mapping[str, Any]) -> Config:
     """One resolved Config from layers of settings, the last winning."""
     merged: Layer = {}
     for layer in layers:
-        expanded = _expand_steps(_expand_preset(dict(layer)), merged)
+        try:
+            expanded = written_out(layer, merged)
+        except ValueError as error:
+            raise RequestError(str(error)) from error
         merged = merge(_without_other_optimiser(merged, layer), expanded)
     _refuse_unknown(merged)
     try:

@@ -13,8 +13,9 @@ import numpy as np
 
 from fastswa.config import AverageConfig, Config, ScheduleConfig
 from fastswa.errors import RequestError
-from fastswa.layers import PRESETS, build_config
+from fastswa.layers import build_config
 from fastswa.registry import nearest
+from fastswa.shorthands import PRESETS
 from fastswa.tables.measured import Result, by_row, load_results, network_name
 from fastswa.tables.rows import TABLES, Row, all_rows
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import tomli_w
 
-from fastswa.layers import PRESETS
+from fastswa.shorthands import PRESETS
 from fastswa.tables.published import Published, published
 
 
