@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,3 +117,13 @@ def test_a_garbled_model_is_refused(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(RequestError, match=r"student.safetensors is not a whole safetensors file\.$"):
         evaluate_run(run, "cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tf32 is there on a GPU")
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_a_run_in_tf32_can_be_looked_at_without_a_gpu(finished: Path, tmp_path: Path, device: str) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    settings = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(settings.replace('precision = "fp32"', 'precision = "tf32"'))
+    assert evaluate_run(run, device) == evaluate_run(finished, "cpu")

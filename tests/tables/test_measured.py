@@ -75,7 +75,8 @@ def test_extra_images_are_known_by_the_files_name(tmp_path: Path) -> None:
         ({"optimiser": {"lr": 0.2}}, None),
         ({"split": {"validation": 5000}}, None),
         ({"schedule": {"cycle": 20}}, None),
-        ({"device": {"precision": "fp32"}}, None),
+        ({"device": {"precision": "bf16"}}, MT),
+        ({"device": {"precision": "fp64"}}, None),
     ],
 )
 def test_a_run_belongs_where_its_settings_say(tmp_path: Path, changes: dict[str, Any], row: str | None) -> None:

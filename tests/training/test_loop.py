@@ -270,6 +270,7 @@ def test_what_ran_is_recorded(finished: Path) -> None:
     facts = json.loads((finished / "environment.json").read_text())
     assert facts["torch"] == torch.__version__
     assert (facts["device"], facts["precision"], facts["engine"], facts["parent"]) == ("cpu", "fp32", "eager", None)
+    assert RunFolder(finished).config().device.precision == "fp32"
     model = read_facts(finished / "model.safetensors")
     assert (model.network, model.epoch, model.architecture, model.options) == ("fast_swa", 4.0, "small", {"width": 4})
 

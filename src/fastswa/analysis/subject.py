@@ -9,11 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fastswa.config import Config, DeviceConfig
 from fastswa.errors import RequestError
 from fastswa.training.checkpoint import Checkpoint, checkpoint_epochs, load_checkpoint
-from fastswa.training.device import Compute, choose_compute, settings_of
-from fastswa.training.folder import PREFERENCE, RunFolder
+from fastswa.training.device import Compute, choose_compute, looking_on, settings_of
+from fastswa.training.folder import RunFolder, preferred
 from fastswa.training.setup import Material, load_data, load_extra_data, prepare
 from fastswa.training.state import State, build_network, build_state
 
@@ -28,7 +27,8 @@ class Subject:
     def __init__(self, path: Path, device: str = "auto", name: str | None = None) -> None:
         folder = RunFolder.open(path)
         self.path, self.name = path, name or path.name
-        self.config = _on(folder.config(), device)
+        config = folder.config()
+        self.config = config.model_copy(update={"device": looking_on(device, config.device)})
         self.compute: Compute = choose_compute(self.config.device)
         self.checkpoints = folder.checkpoints
         self.epochs = checkpoint_epochs(folder.checkpoints)
@@ -75,8 +75,8 @@ class Subject:
             return None
         checkpoint = self.checkpoint(max(self.epochs))
         counts = {name: counters["count"] for name, counters in checkpoint.facts["averages"].items()}
-        for name in (*PREFERENCE, *counts):
-            if counts.get(name):
+        for name in preferred(counts, self.config.averaging):
+            if counts[name]:
                 return name, self._vector(checkpoint, f"average.{name}.")
         return None
 
@@ -100,13 +100,6 @@ class Subject:
                 f"the checkpoints of {self.path} hold no {prefix.rstrip('.')} of its network."
             ) from error
         return torch.cat(parts).to(self.compute.device, self.compute.dtype)
-
-
-def _on(config: Config, device: str) -> Config:
-    """As the run computed, where this device can: tf32 exists on GPUs only."""
-    precision = "auto" if config.device.precision == "tf32" and device == "cpu" else config.device.precision
-    there = DeviceConfig(name=device, precision=precision, engine="eager", threads=config.device.threads)
-    return config.model_copy(update={"device": there})
 
 
 @contextmanager

@@ -137,6 +137,8 @@ def _recipe_settings(name: str) -> tuple[dict[str, Any], frozenset[str]]:
 def _compared(config: Config) -> dict[str, Any]:
     flat = {name: value for name, value in _flat(to_dict(config)).items() if name not in _FREE}
     flat |= {name: Path(flat[name]).name for name in _FILES if name in flat}
+    if flat["device.precision"] in ("bf16", "fp32"):  # which of them auto was, on a GPU or a CPU
+        flat["device.precision"] = "auto"
     # Left open, a built-in data set holds no image out.
     return {"split.validation": 0} | {name: value for name, value in flat.items() if not name.startswith("averaging.")}
 

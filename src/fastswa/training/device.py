@@ -74,6 +74,13 @@ def choose_compute(config: DeviceConfig) -> Compute:
     return Compute(device, precision, engine, config.deterministic)
 
 
+def looking_on(name: str, config: DeviceConfig) -> DeviceConfig:
+    """The settings for looking at a run on the device `name`: as it computed, but tf32 exists on GPUs only."""
+    exact = config.precision == "tf32" and _device(name).type != "cuda"
+    precision = "fp32" if exact else config.precision
+    return DeviceConfig(name=name, precision=precision, engine="eager", threads=config.threads)
+
+
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

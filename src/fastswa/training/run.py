@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fastswa.config import RESUMABLE, Config, DeviceConfig, to_dict
+from fastswa.config import RESUMABLE, Config, to_dict
 from fastswa.data.images import Dataset
 from fastswa.data.sources import SOURCES
 from fastswa.defaults import described
@@ -20,7 +20,7 @@ from fastswa.layers import build_config, file_layer
 from fastswa.modelfile import load_model
 from fastswa.training.budget import Budget
 from fastswa.training.checkpoint import Checkpoint, load_checkpoint
-from fastswa.training.device import Compute, choose_compute, settings_of
+from fastswa.training.device import Compute, choose_compute, looking_on, settings_of
 from fastswa.training.folder import RunFolder
 from fastswa.training.fork import fork
 from fastswa.training.fork import parent_layer as parent_layer
@@ -79,6 +79,9 @@ class NewRun:
         """The run made ready: checked, its folder written."""
         dataset = load_data(config)
         config = with_data_defaults(config, dataset)
+        # Settled, as a resume may be on another device: the arithmetic is part of what a run is.
+        settled = config.device.model_copy(update={"precision": compute.precision})
+        config = config.model_copy(update={"device": settled})
         trainer = _trainer(config, dataset, compute, RunFolder(self.path), say)
         tell = self.tell or (lambda line: None)
         if config.data.source not in SOURCES:
@@ -298,10 +301,7 @@ def evaluate_run(path: Path, device: str = "auto", *, flips: bool = False) -> di
     """
     folder = RunFolder.open(path)
     config = folder.config()
-    # As the run computed, where this device can: tf32 exists on GPUs only.
-    precision = "auto" if config.device.precision == "tf32" and device == "cpu" else config.device.precision
-    there = DeviceConfig(name=device, precision=precision, threads=config.device.threads)
-    config = config.model_copy(update={"device": there})
+    config = config.model_copy(update={"device": looking_on(device, config.device)})
     files = sorted((path / "models").glob("*.safetensors"))
     if not files:
         raise RequestError(f"{path} holds no models yet; finish it with `fastswa resume {path}`.")
