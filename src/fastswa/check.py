@@ -192,15 +192,14 @@ def _sizes(plan: Plan | None, images: ImageSet) -> dict[str, Any]:
 def _batch(source: str, dataset: Dataset, problems: list[str]) -> dict[str, int] | None:
     """The batches that training with the default settings would take; None and a problem where it would refuse."""
     from fastswa.data.batches import plan_batches
-    from fastswa.data.splits import make_split
+    from fastswa.data.splits import split_by
     from fastswa.layers import build_config, own_data_layer
     from fastswa.models import refuse_size
     from fastswa.training.setup import with_data_defaults
 
     try:
         config = with_data_defaults(build_config(own_data_layer(source)), dataset)
-        validation = config.split.validation or 0
-        split = make_split(dataset.train, labels=config.split.labels, validation=validation)
+        split = split_by(config.split, dataset.train)
         batches = plan_batches(split, size=config.batch.size, labelled=config.batch.labelled, steps=config.batch.steps)
         refuse_size(config.model.name, dataset.train.shape)
     except RequestError as error:

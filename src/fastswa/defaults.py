@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fastswa.config import Config, MethodConfig, ModelConfig, filled, resolved
 from fastswa.data.images import UNLABELLED, Dataset
-from fastswa.data.splits import make_split
+from fastswa.data.splits import split_by
 
 BATCH, LABELLED = 100, 50
 CONSISTENCY = {"cnn13": 100.0, "small": 30.0}
@@ -94,14 +93,7 @@ def validation_images(config: Config, dataset: Dataset) -> int:
 
 def holding_of(config: Config, dataset: Dataset) -> Holding:
     """What the configuration's split leaves to train on."""
-    split = make_split(
-        dataset.train,
-        labels=config.split.labels,
-        unlabelled=config.split.unlabelled,
-        validation=config.split.validation or 0,
-        seed=config.split.seed or 0,
-        file=None if config.split.file is None else Path(config.split.file),
-    )
+    split = split_by(config.split, dataset.train)
     return Holding(
         labelled=len(split.labelled),
         unlabelled=len(split.unlabelled),

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fastswa.data.images import UNLABELLED, ImageSet
 from fastswa.errors import RequestError
+
+if TYPE_CHECKING:
+    from fastswa.config import SplitConfig
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,18 @@ class Split:
     labelled: np.ndarray
     unlabelled: np.ndarray
     validation: np.ndarray
+
+
+def split_by(settings: SplitConfig, images: ImageSet) -> Split:
+    """The split that the settings ask for."""
+    return make_split(
+        images,
+        labels=settings.labels,
+        unlabelled=settings.unlabelled,
+        validation=settings.validation or 0,
+        seed=settings.seed or 0,
+        file=None if settings.file is None else Path(settings.file),
+    )
 
 
 def make_split(

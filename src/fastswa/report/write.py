@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastswa.errors import FastswaError, RequestError, RunError
+from fastswa.report import LOOKED_AT, SUGGESTIONS
 from fastswa.report.compare import comparison_page
 from fastswa.report.findings import Example, Findings, look_at
 from fastswa.report.page import GENERATOR
 from fastswa.report.record import RunRecord, read_run
 from fastswa.report.run_page import run_page
-
-SUGGESTIONS, UNLABELLED = 50, 20_000
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ def write_report(
     *,
     device: str | None = None,
     suggestions: int = SUGGESTIONS,
-    unlabelled: int = UNLABELLED,
+    unlabelled: int = LOOKED_AT,
 ) -> Written:
     """The report of one run, in its folder unless `out` says where, with label-next.csv beside it.
 

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from fastswa.config import AverageConfig, Config, resolved
 from fastswa.errors import RequestError
 from fastswa.evaluate import Evaluator
+from fastswa.report import LOOKED_AT
 from fastswa.training.device import Compute, choose_compute
 from fastswa.training.loop import Trainer
 from fastswa.training.state import preserved
@@ -33,8 +34,7 @@ COMPILED_FROM = 5.0  # minutes
 # One batch of a refresh is a forward pass; a step is that twice, and a backward pass.
 REFRESH = 0.4
 STEPS_A_REFRESHED_BATCH, FEWEST_REFRESHED = 40, 5
-# A report's own seconds, and the unlabelled images that it looks at.
-REPORT, REPORTED = 2.0, 20_000
+REPORT = 2.0  # a report's own seconds, beside those of the images that it looks at
 
 DECIDED = ("schedule.epochs", "schedule.steps", "schedule.length", "schedule.period", "schedule.cycle", "batch.steps")
 
@@ -84,7 +84,7 @@ class Budget:
             costs = measure(ready, seconds / 100)
             images = sum(len(evaluator.labels) for evaluator in ready.material.evaluators.values())
             if self.report:
-                looked_at = images + min(len(ready.material.split.unlabelled), REPORTED)
+                looked_at = images + min(len(ready.material.split.unlabelled), LOOKED_AT)
                 costs = replace(costs, start=costs.start + REPORT + looked_at * costs.image)
             left = seconds - (time.monotonic() - self.began)
             shape = fitted(

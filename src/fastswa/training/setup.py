@@ -20,7 +20,7 @@ from fastswa.data.features import FeatureSet
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
 from fastswa.data.plan import Options
 from fastswa.data.sources import SOURCES, load, place
-from fastswa.data.splits import Split, make_split
+from fastswa.data.splits import Split, split_by
 from fastswa.defaults import own_data_defaults
 from fastswa.errors import RequestError
 from fastswa.evaluate import Evaluator
@@ -107,14 +107,7 @@ def load_extra_data(config: Config, dataset: Dataset) -> ExtraImages | None:
 
 def split_of(config: Config, dataset: Dataset) -> Split:
     """Which training images are labelled, unlabelled and held out."""
-    return make_split(
-        dataset.train,
-        labels=config.split.labels,
-        unlabelled=config.split.unlabelled,
-        validation=config.split.validation or 0,
-        seed=config.split.seed or 0,
-        file=None if config.split.file is None else Path(config.split.file),
-    )
+    return split_by(config.split, dataset.train)
 
 
 def prepare(

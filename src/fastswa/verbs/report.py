@@ -8,10 +8,11 @@ from pathlib import Path
 
 from fastswa.arguments import COMMON, Arguments, Verb
 from fastswa.errors import RequestError
+from fastswa.report import LOOKED_AT, SUGGESTIONS
 
 
 def run(arguments: Arguments) -> int:
-    from fastswa.report.write import SUGGESTIONS, UNLABELLED, write_comparison, write_report
+    from fastswa.report.write import write_comparison, write_report
     from fastswa.training.seeds import seeds_under
 
     if not arguments.targets:
@@ -36,7 +37,7 @@ def run(arguments: Arguments) -> int:
             out,
             device=arguments.options.get("--device", "auto"),
             suggestions=arguments.whole("--next", SUGGESTIONS),
-            unlabelled=arguments.whole("--unlabelled", UNLABELLED),
+            unlabelled=arguments.whole("--unlabelled", LOOKED_AT),
         )
     paths = {"report": written.report, "label_next": written.suggestions}
     found = {name: str(path) for name, path in paths.items() if path is not None}
@@ -51,6 +52,7 @@ VERB = Verb(
     {"--out": True, "--device": True, "--next": True, "--unlabelled": True, **COMMON},
     details=(
         "Written to RUN/report.html, with label-next.csv beside it; several runs to comparison.html.\n"
-        "--next N images to label (50); --unlabelled N images looked at (20000); --device auto|cpu|cuda."
+        f"--next N images to label ({SUGGESTIONS}); --unlabelled N images looked at ({LOOKED_AT}); "
+        "--device auto|cpu|cuda."
     ),
 )
