@@ -38,7 +38,7 @@ def _without_preset(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_steps(settings: dict[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
-    """A cosine to zero over so many steps, in whole epochs: of the steps given here or `below`, else about a thousand."""
+    """A cosine to zero over so many steps, in whole epochs: of the steps given here or `below`, else about 1,000."""
     schedule = settings.get("schedule")
     if not isinstance(schedule, dict) or "steps" not in schedule:
         return settings
