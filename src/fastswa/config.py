@@ -97,6 +97,15 @@ class BatchConfig(Section):
 class AugmentConfig(Section):
     translate: NonNegative = Field(4, description="translation by up to this many pixels, with reflection")
     flip: bool = Field(True, description="horizontal flips")
+    warp: bool = Field(
+        False, description="weak views: translation by parts of a pixel, nothing reflected, as one bilinear warp"
+    )
+    affine: NonNegativeFloat = Field(
+        0.0, description="that warp: standard deviation of the entries of a random 2x2 matrix about the identity"
+    )
+    standardise: bool = Field(
+        False, description="each image to mean 0 and deviation 1, rather than each channel over all images"
+    )
     noise: NonNegativeFloat = Field(0.0, description="standard deviation of Gaussian noise, after normalisation")
     student: Literal["weak", "strong"] = Field("weak", description="which view the student sees, with any method")
     operations: Annotated[int, Field(ge=1, le=8)] = Field(2, description="strong views: operations drawn for an image")
@@ -104,12 +113,23 @@ class AugmentConfig(Section):
         0.5, description="strong views: side of the square painted over, as a part of the image's"
     )
 
+    @model_validator(mode="after")
+    def _warps(self) -> AugmentConfig:
+        if self.affine and not self.warp:
+            raise ValueError(f"augment.affine ({self.affine:g}) is a warp's, and augment.warp is off")
+        return self
+
 
 class ModelConfig(Section):
     name: str = Field("small", description="cnn13, shake-shake-26-2x96d, resnet9, wrn-28-2 or -8, small, or timm:NAME")
     heads: Annotated[int, Field(ge=1, le=2)] = Field(2, description="2 adds a head for consistency")
     dropout: Probability | None = Field(None, description="dropout of networks that have it")
     width: Positive | None = Field(None, description="width of networks that can vary it")
+    weight_norm: bool | None = Field(None, description="cnn13: weight norm, on if not given")
+    activation: Literal["leaky-relu", "relu"] | None = Field(None, description="cnn13: leaky-relu if not given")
+    padded: bool | None = Field(
+        None, description="cnn13: 1x1 convolutions padded and the top left of the result pooled, off if not given"
+    )
     pretrained: bool = Field(False, description="timm: start from the weights that the package offers")
 
 
@@ -117,7 +137,8 @@ class MethodConfig(Section):
     name: str = Field(
         "mean-teacher",
         description=(
-            "supervised, pi, mean-teacher, temporal-ensembling, vat, vat-entmin, fixmatch, flexmatch or freematch"
+            "supervised, pi, mean-teacher, temporal-ensembling, sntg, vat, vat-entmin, vadd, self-ensembling, "
+            "fixmatch, flexmatch or freematch"
         ),
     )
     weight: NonNegativeFloat = Field(100.0, description="weight of the consistency term at full ramp")
@@ -134,8 +155,12 @@ class MethodConfig(Section):
     xi: NonNegativeFloat = Field(1e-2, description="vat: finite step of the power iteration")
     power_iterations: Positive = Field(1, description="vat: power iterations")
     entropy: NonNegativeFloat = Field(1.0, description="vat-entmin: weight of the entropy term")
+    delta: Probability = Field(0.05, description="vadd: part of a dropout mask's units that the adversary may flip")
+    neighbours: PositiveFloat = Field(0.1, description="sntg: the neighbours' weight as a part of the consistency's")
+    margin: PositiveFloat = Field(1.0, description="sntg: how far apart images of two classes should lie")
     threshold: Probability = Field(
-        0.95, description="fixmatch, flexmatch: certainty from which a prediction is a pseudo-label"
+        0.95,
+        description="fixmatch, flexmatch: certainty from which a prediction teaches; self-ensembling: 0.968",
     )
     threshold_decay: Probability = Field(0.999, description="freematch: decay of the means that its thresholds follow")
     fairness: PositiveFloat = Field(0.01, description="freematch: weight of the fairness term")
@@ -146,7 +171,15 @@ class MethodConfig(Section):
     def _of_its_own(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("name") in ("fixmatch", "flexmatch", "freematch"):
             return {"weight": 1.0, "ramp": 0.0, **values}
+        if isinstance(values, dict) and values.get("name") == "self-ensembling":
+            return {"weight": 3.0, "ramp": 0.0, "threshold": 0.968, "teacher_decay": 0.99, **values}
         return values
+
+    @model_validator(mode="after")
+    def _threshold(self) -> MethodConfig:
+        if self.name == "self-ensembling" and not 0 < self.threshold < 1:
+            raise ValueError(f"method.threshold ({self.threshold:g}) must lie between 0 and 1, both excluded")
+        return self
 
 
 class OptimiserConfig(Section):

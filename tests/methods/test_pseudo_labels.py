@@ -12,8 +12,9 @@ from toy import CLASSES, Toy, logits_of, make_batch, make_method, softmax, tie_t
 
 from fastswa.methods.flexmatch import FlexMatch
 from fastswa.methods.freematch import FreeMatch
+from fastswa.methods.guesses import Guess
 from fastswa.methods.method import Batch
-from fastswa.methods.pseudo_labels import Guess, PseudoLabels
+from fastswa.methods.pseudo_labels import PseudoLabels
 
 KIN = ["fixmatch", "flexmatch", "freematch"]
 
@@ -204,7 +205,7 @@ def counted(label: list[int], passing: list[bool], truth: list[int] | None = Non
     method = method_of("fixmatch", images=len(label))
     if truth is not None:
         method.introduce(len(label), torch.tensor(truth))
-    method._count(torch.tensor(label), torch.tensor(passing), torch.arange(len(label)))
+    method.count(torch.tensor(label), torch.tensor(passing), torch.arange(len(label)))
     return method
 
 

@@ -58,12 +58,16 @@ def make_batch(
         name: torch.randn(size, 1, 2, 3, generator=generator, dtype=torch.float64)
         for name in ("student", "teacher", "weak", "strong")
     }
+
+    def view(name: str, rows: slice = slice(None)) -> Tensor:
+        return views[name.split("/")[-1]][rows]
+
     return Batch(
         labels=torch.arange(labelled) % CLASSES,
         index=torch.arange(size) if index is None else torch.tensor(index),
         weight=torch.tensor(weight, dtype=torch.float64),
         noise=Noise(torch.from_numpy(step_words(seed, "step", 0, 1)[0].copy())),
-        view=views.__getitem__,
+        view=view,
     )
 
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from fastswa.config import MethodConfig
-from fastswa.methods.pseudo_labels import Guess, PseudoLabels
+from fastswa.methods.guesses import Guess
+from fastswa.methods.pseudo_labels import PseudoLabels
 
 NONE = -1
 

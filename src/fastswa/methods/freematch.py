@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fastswa.config import MethodConfig
+from fastswa.methods.guesses import Guess
 from fastswa.methods.losses import probabilities
 from fastswa.methods.method import Terms
-from fastswa.methods.pseudo_labels import Guess, PseudoLabels
+from fastswa.methods.pseudo_labels import PseudoLabels
 
 
 class FreeMatch(PseudoLabels):

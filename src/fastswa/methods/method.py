@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -26,6 +26,12 @@ class Output(Protocol):
     def features(self) -> Tensor: ...
 
 
+class View(Protocol):
+    """Draws an augmented view of a batch's images, or of those in `rows` alone."""
+
+    def __call__(self, name: str, rows: slice = slice(None)) -> Tensor: ...
+
+
 Network = nn.Module
 
 
@@ -34,7 +40,8 @@ class Batch:
     """One step's images as a method sees them; the first len(labels) of them are labelled.
 
     `view(name)` draws an augmented view (B, C, H, W), another one for each name: "weak" and "strong" are what they say,
-    "student" is as augment.student wants it, others are weak. `noise` is the step's randomness, to be scoped by pass;
+    "student" is as augment.student wants it, others are weak (what comes before a slash says whose it is, and nothing
+    of how strong). `noise` is the step's randomness, to be scoped by pass;
     `weight` is the consistency weight at this step, a 0-dim tensor; `index` (B,) numbers the images within the training
     set. `join(target, after)` gives the target, which may be still in the making beside the student's pass: `after` is
     what that pass gave.
@@ -44,8 +51,23 @@ class Batch:
     index: Tensor
     weight: Tensor
     noise: Noise
-    view: Callable[[str], Tensor]
+    view: View
     join: Callable[[Tensor, Tensor], Tensor] = lambda target, after: target
+
+    def streams(self) -> tuple[Batch, Batch]:
+        """The labelled images and the others as two batches, for methods that pass them apart.
+
+        Each has views and noise of its own; only the images that are asked for are augmented.
+        """
+        labelled = len(self.labels)
+        return self._stream("labelled", slice(labelled)), self._stream("unlabelled", slice(labelled, None))
+
+    def _stream(self, name: str, rows: slice) -> Batch:
+        def view(own: str, within: slice = slice(None)) -> Tensor:
+            return self.view(f"{name}/{own}", rows)[within]
+
+        labels, noise = self.labels[rows], self.noise.scope(name)
+        return replace(self, labels=labels, index=self.index[rows], noise=noise, view=view)
 
 
 Terms = dict[str, Tensor]
@@ -58,7 +80,9 @@ class Method:
     each loss term to the network that its gradient must run through, from the heads to the first layer (no term
     may send one into the teacher); `moves` names the networks that a step must move. `memory` holds tensors of
     its own that change along training (saved with the run, kept on its device, updated in place). `strong_views`
-    says that it asks for them, `remembers_images` that its memory has a place for each image.
+    says that it asks for them, `remembers_images` that its memory has a place for each image. `teacher_copies` has the
+    teacher start as the student does, rather than from weights of its own. `apart` says that labelled and unlabelled
+    images pass the networks as batches of their own: the batch-norm statistics of an average are then of the latter.
     """
 
     settings: ClassVar[frozenset[str]] = frozenset()
@@ -68,6 +92,8 @@ class Method:
     has_teacher: ClassVar[bool] = False
     strong_views: ClassVar[bool] = False
     remembers_images: ClassVar[bool] = False
+    teacher_copies: ClassVar[bool] = False
+    apart: ClassVar[bool] = False
 
     def __init__(self, config: MethodConfig, *, images: int, classes: int) -> None:
         self.config = config

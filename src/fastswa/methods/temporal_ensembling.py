@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastswa.config import MethodConfig
 from fastswa.methods.losses import classification, probabilities
-from fastswa.methods.method import Batch, Method, Network, Terms
+from fastswa.methods.method import Batch, Method, Network, Output, Terms
 
 
 class TemporalEnsembling(Method):
@@ -51,8 +51,13 @@ class TemporalEnsembling(Method):
         return {
             "classification": classification(output.logits, batch.labels),
             "consistency": batch.weight * divergence.mean(),
+            **self.extra(batch, output, past, present),
             **self.tied(output),
         }
+
+    def extra(self, batch: Batch, output: Output, past: Tensor, present: Tensor) -> Terms:
+        """Further terms, from the student's pass and what `remembered` gave."""
+        return {}
 
     @torch.no_grad()
     def end_epoch(self) -> None:

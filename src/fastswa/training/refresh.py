@@ -11,6 +11,7 @@ from torch import nn
 from fastswa.averaging import FreshStatistics
 from fastswa.config import Config
 from fastswa.data.batches import BatchPlan
+from fastswa.methods import method_class
 from fastswa.noise import Noise, step_words
 from fastswa.training.device import Compute
 from fastswa.training.graph import captured
@@ -18,16 +19,25 @@ from fastswa.training.setup import Material
 
 
 def refresh_batches(config: Config, plan: BatchPlan, purpose: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Image numbers and random words of the batches that an average's statistics come from."""
+    """Image numbers and random words of the batches that an average's statistics come from.
+
+    Where a method keeps labelled images apart from the others, they are batches of the others alone.
+    """
     wanted, seed = config.evaluation.refresh, config.seed
+    first = first_refreshed(config, plan)
     words = step_words(seed, f"refresh/{purpose}", 0, wanted)
     done = 0
     while done < wanted:
         for row in plan.epoch(seed, done, f"refresh/{purpose}"):
             if done == wanted:
                 return
-            yield row, words[done]
+            yield row[first:], words[done]
             done += 1
+
+
+def first_refreshed(config: Config, plan: BatchPlan) -> int:
+    """The place in a row from which on its images refresh an average's statistics."""
+    return plan.labelled if method_class(config.method.name).apart and plan.labelled < plan.size else 0
 
 
 class Refresher:
@@ -36,7 +46,8 @@ class Refresher:
     def __init__(self, network: nn.Module, config: Config, material: Material, compute: Compute) -> None:
         self.network, self.config, self.material, self.compute = network, config, material, compute
         self.statistics = FreshStatistics(network)
-        self._rows = torch.zeros(material.plan.size, dtype=torch.int64, device=compute.device)
+        size = material.plan.size - first_refreshed(config, material.plan)
+        self._rows = torch.zeros(size, dtype=torch.int64, device=compute.device)
         self._words = torch.zeros(2, dtype=torch.int32, device=compute.device)
         self._launch: Callable[[], None] | None = None
 

@@ -117,7 +117,7 @@ def build_state(
     *,
     fresh: bool = True,
 ) -> State:
-    """A run's state at step 0: student and teacher each from their own initialisation, or from `weights`.
+    """A run's state at step 0: student and teacher each from their own initialisation (but see Method), or `weights`.
 
     `fresh` is False where a checkpoint is about to replace the state, so that no pretrained weights are fetched.
     """
@@ -127,7 +127,8 @@ def build_state(
     student = build_network(facts, config.seed, "student", pretrained).to(compute.device, compute.dtype)
     teacher = None
     if method.has_teacher:
-        teacher = build_network(facts, config.seed, "teacher", pretrained).to(compute.device, compute.dtype)
+        purpose = "student" if method.teacher_copies else "teacher"
+        teacher = build_network(facts, config.seed, purpose, pretrained).to(compute.device, compute.dtype)
         teacher.requires_grad_(False)
     for network in filter(None, (student, teacher)):
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
