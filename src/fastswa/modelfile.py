@@ -35,7 +35,8 @@ Picture = np.ndarray | Tensor | Image.Image | str | os.PathLike[str]
 class ModelFacts:
     """What a model file says of its network; `features` where its inputs are feature vectors of any range.
 
-    Logits are divided by `temperature`. `folded` where weight norm is folded into the weights. `decoding` is the
+    With `standardise` each image is normalised by its own mean and deviation, and `mean` and `std` are not used. Logits
+    are divided by `temperature`. `folded` where weight norm is folded into the weights. `decoding` is the
     number of the rules by which image files become (C, H, W) uint8 of `shape` (data/decode.py).
     """
 
@@ -49,6 +50,7 @@ class ModelFacts:
     network: str = "student"
     epoch: float = 0.0
     features: bool = False
+    standardise: bool = False
     temperature: float = 1.0
     folded: bool = False
     decoding: int = RULES
@@ -215,7 +217,8 @@ class TrainedModel(nn.Module):
         if self.facts.features:
             inputs = standardised(pixels, self.facts.mean, self.facts.std)
         else:
-            augment = Augment.normalising(self.facts.mean, self.facts.std, pixels.device)
+            facts = self.facts
+            augment = Augment.normalising(facts.mean, facts.std, pixels.device, standardise=facts.standardise)
             inputs = augment.plain(pixels.permute(0, 2, 3, 1))
         logits: Tensor = self.network(inputs).logits
         return logits if self.facts.temperature == 1.0 else logits / self.facts.temperature

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fastswa.data.augment import Augment
+from fastswa.data.augment import LEAST_VARIANCE, Augment, each_standardised
 from fastswa.data.features import FARTHEST
 from fastswa.errors import RequestError, RunError
 from fastswa.modelfile import ModelFacts, TrainedModel, folded, load_model, save_model, softmax
@@ -36,6 +36,7 @@ class Portable(nn.Module):
         facts = model.facts
         self.network = folded(model.network).cpu().requires_grad_(False)
         self.layout, self.features, self.temperature = layout, facts.features, facts.temperature
+        self.standardise = facts.standardise
         if self.features:
             scale, shift = (torch.tensor(values, dtype=torch.float64) for values in (facts.std, facts.mean))
         else:
@@ -51,7 +52,7 @@ class Portable(nn.Module):
             inputs = ((images.double() - shift) / scale).clamp(-FARTHEST, FARTHEST).float()[:, :, None, None]
         else:
             pixels = images.permute(0, 3, 1, 2) if self.layout == "nhwc" else images
-            inputs = pixels.float() * scale + shift
+            inputs = each_standardised(pixels.float()) if self.standardise else pixels.float() * scale + shift
         logits = self.network(inputs).logits
         if self.temperature != 1.0:
             logits = logits / self.temperature
@@ -73,6 +74,10 @@ def described(facts: ModelFacts, layout: str = "nchw", inside: Sequence[str] = I
     if facts.features:
         given = {"name": "features", "type": "float32", "shape": ["batch", channels]}
         preparation, formula = {}, "(x - mean) / std"
+    normalisation: dict[str, Any] = {"formula": formula, "mean": list(facts.mean), "std": list(facts.std)}
+    if facts.standardise:
+        formula = f"(x - m) / sqrt(v + {LEAST_VARIANCE:g}), m and v the mean and the variance of all x of the image"
+        normalisation = {"formula": formula}
     return {
         "network": facts.network,
         "architecture": facts.architecture,
@@ -81,7 +86,7 @@ def described(facts: ModelFacts, layout: str = "nchw", inside: Sequence[str] = I
         "input": given,
         "preparation": preparation,
         "inside": list(inside),
-        "normalisation": {"formula": formula, "mean": list(facts.mean), "std": list(facts.std)},
+        "normalisation": normalisation,
         "temperature": facts.temperature,
         "outputs": {
             "logits": "divided by the temperature, (batch, classes)",

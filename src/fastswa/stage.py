@@ -97,6 +97,8 @@ def images_for(source: str, root: str, facts: ModelFacts | None, model: str | No
                 f"the model takes images of {h}x{w}x{c}, and those of {source} are {height}x{width}x{channels}."
             )
         dataset = replace(dataset, normalisation=(facts.mean, facts.std))
+        augment = config.augment.model_copy(update={"standardise": facts.standardise})
+        config = config.model_copy(update={"augment": augment})
     architecture = facts.architecture if facts is not None else model
     if architecture is not None:
         # Refuses sizes that the network cannot take, and nothing else.

@@ -1,6 +1,7 @@
 """Batched augmentation on the device: one gather does indexing, translation with reflection and flips.
 
-A view's name decides how strong it is: "strong" is, "student" where it is told to be, every other one is weak.
+A view's name decides how strong it is: "strong" is, "student" where it is told to be, every other one is weak. Weak
+views are warped instead of gathered (fastswa.data.warp) where they are asked to be.
 """
 
 from __future__ import annotations
@@ -11,7 +12,19 @@ import torch
 from torch import Tensor
 
 from fastswa.data import strong
+from fastswa.data.warp import draw_maps, warped
 from fastswa.noise import Noise
+
+# Added to the variance of an image's values 0 to 255, for images of one colour.
+LEAST_VARIANCE = 0.01
+
+
+def each_standardised(images: Tensor) -> Tensor:
+    """Images (B, ...) of values 0 to 255, each with mean 0 and variance 1 over all of its own values."""
+    rest = tuple(range(1, images.dim()))
+    centred = images - images.mean(dim=rest, keepdim=True)
+    variance = centred.square().mean(dim=rest, keepdim=True)
+    return centred * torch.rsqrt(variance + LEAST_VARIANCE)
 
 
 @dataclass(frozen=True)
@@ -19,15 +32,20 @@ class Augment:
     """Random views of images kept on the device as (N, H, W, C) uint8.
 
     `scale` and `shift` are (C,): a view is pixel * scale + shift, so that pixels 0 to 255 come out with the
-    mean and deviation that the network was promised. Strong views get `operations` of fastswa.data.strong after
-    translation and flip, black where they look beyond the image, and a square of `cutout` of the shorter side is
-    painted over with the mean colour.
+    mean and deviation that the network was promised; with `standardise` each image is brought to mean 0 and deviation
+    1 of its own instead. With `warp` weak views are translated by parts of a pixel and through random matrices
+    (`affine`), zero after normalisation where they look beyond the image. Strong views get `operations` of
+    fastswa.data.strong after translation and flip, black where they look beyond the image, and a square of `cutout` of
+    the shorter side is painted over with the mean colour.
     """
 
     scale: Tensor
     shift: Tensor
     translate: int = 0
     flip: bool = False
+    warp: bool = False
+    affine: float = 0.0
+    standardise: bool = False
     noise: float = 0.0
     student: str = "weak"
     operations: int = 2
@@ -49,7 +67,9 @@ class Augment:
 
     def plain(self, pixels: Tensor) -> Tensor:
         """(B, H, W, C) uint8 to normalised (B, C, H, W), channels last in memory."""
-        return (pixels.to(self.scale.dtype) * self.scale + self.shift).permute(0, 3, 1, 2)
+        values = pixels.to(self.scale.dtype)
+        normal = each_standardised(values) if self.standardise else values * self.scale + self.shift
+        return normal.permute(0, 3, 1, 2)
 
     def view(self, pixels: Tensor, index: Tensor, noise: Noise) -> Tensor:
         """A random view of pixels[index], (B, C, H, W); `index` is (B,) int64, `noise` is scoped by the view's name."""
@@ -61,6 +81,17 @@ class Augment:
 
     def _weak(self, pixels: Tensor, index: Tensor, noise: Noise) -> Tensor:
         _, height, width, _ = pixels.shape
+        if self.warp:
+            images = self.plain(pixels[index])
+            maps = draw_maps(
+                noise,
+                len(index),
+                translate=self.translate,
+                flip=self.flip,
+                affine=self.affine,
+                dtype=images.dtype,
+            )
+            return warped(images, *maps)
         rows = torch.arange(height, device=index.device).view(1, height, 1)
         columns = torch.arange(width, device=index.device).view(1, 1, width)
         return self.plain(self._gathered(pixels, index, rows, columns, noise))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,8 @@ from fastswa.methods import method_class
 from fastswa.modelfile import ModelFacts
 from fastswa.training.device import Compute, choose_compute
 from fastswa.training.window import Window, bring_over, on_device
+
+NETWORK_OPTIONS = ("dropout", "width", "weight_norm", "activation", "padded")
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,9 @@ def prepare(
     if features and (config.augment.student == "strong" or method_class(config.method.name).strong_views):
         what = "augment.student" if config.augment.student == "strong" else f"method {config.method.name}"
         raise RequestError(f"{what}: strong views are made of images, and these are feature vectors.")
+    for name in ("warp", "standardise"):
+        if features and getattr(config.augment, name):
+            raise RequestError(f"augment.{name} is for images, and these are feature vectors; leave it out.")
     # Feature vectors lie there standardised already; by what is for the model file alone.
     low, unit = ((0.0,) * len(mean), (1 / 255,) * len(std)) if features else (mean, std)
     augment = Augment.normalising(low, unit, compute.device, compute.dtype, **config.augment.model_dump())
@@ -174,15 +180,16 @@ def prepare(
             heads=config.model.heads,
             options=network_options(config),
             features=features,
+            standardise=config.augment.standardise,
         ),
         truth=truth.to(compute.device),
         window=window,
     )
 
 
-def network_options(config: Config) -> dict[str, float]:
+def network_options(config: Config) -> dict[str, Any]:
     """The settings of [model] that were given and that networks take as options."""
-    options = {"dropout": config.model.dropout, "width": config.model.width}
+    options = {name: getattr(config.model, name) for name in NETWORK_OPTIONS}
     return {name: value for name, value in options.items() if value is not None}
 
 
