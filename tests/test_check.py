@@ -167,8 +167,21 @@ def test_a_manifest(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("\n".join(["path,label", *rows, "absent.png,a"]))
     report = check_data("list.csv", root=tmp_path)
     assert [(c.name, c.labelled) for c in report.classes] == [("a", 6), ("b", 2)]
-    assert report.problems[0] == "1 files that list.csv lists are not there."
-    assert not report.ok
+    missing = f"{tmp_path / 'list.csv'}, line 10: there is no file absent.png."
+    assert report.problems == [f"{missing[:-1]} (--data.skip_bad leaves it out)."]
+    assert report.unreadable == {"absent.png": missing}
+    assert f"unreadable: {missing}" in shown(report)
+    assert check_data("list.csv", root=tmp_path, options=Options(skip_bad=True)).ok
+    (tmp_path / "list.csv").write_text(f"path,label\nabsent.png,a\n{rows[0]}\n")
+    with pytest.raises(RequestError, match="line 2: there is no file absent"):
+        check_data("list.csv", root=tmp_path)
+
+
+def test_nothing_to_measure_by_is_told(tmp_path: Path) -> None:
+    for number in range(8):
+        put(tmp_path / ("labeled/a", "labeled/b", "unlabeled", "unlabeled")[number % 4] / f"{number}.png", number)
+    notes = check_data(str(tmp_path)).notes
+    assert "there are no test images, and too few labels to hold some out: no error can be measured." in notes
 
 
 def test_an_npz_file(tmp_path: Path) -> None:

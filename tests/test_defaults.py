@@ -229,6 +229,22 @@ def test_a_folder_without_unlabelled_images_is_trained_supervised(tmp_path: Path
     assert command("resume", tmp_path / "run", "--epochs", "3", "--no-report").code == 0
 
 
+def test_what_is_left_out_and_what_cannot_be_measured_is_told(tmp_path: Path, command: Command) -> None:
+    for number in range(4):
+        put(tmp_path / "mine" / "labeled" / "ab"[number % 2] / f"{number}.png", number)
+    (tmp_path / "mine" / "unlabeled").mkdir()
+    (tmp_path / "mine" / "unlabeled" / "cut.png").write_bytes(b"no image")
+    (tmp_path / "mine" / "unlabeled" / "moving.gif").write_bytes(b"GIF")
+    refused = command("train", tmp_path / "mine", "--out", tmp_path / "run", *QUICK)
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    answer = command("train", tmp_path / "mine", "--out", tmp_path / "run", "--data.skip_bad", *QUICK)
+    assert answer.code == 0, answer.err
+    lines = [line.removeprefix("fastswa: ") for line in answer.err.splitlines()]
+    assert "data: 1 .gif files are left out; save them as JPEG, PNG, WebP or BMP" in lines
+    assert "data: images that are missing or cannot be read are left out: 1 (`fastswa check` lists them)" in lines
+    assert "there is neither a test nor a validation image: no error can be measured" in lines
+
+
 def test_print_config_shows_what_would_run(tmp_path: Path, command: Command) -> None:
     for number in range(12):
         put(tmp_path / "mine" / "labeled" / "ab"[number % 2] / f"{number}.png", number)

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fastswa.data.cache import as_dataset, prepare, refusal
-from fastswa.data.images import UNLABELLED, Dataset, ImageSet
+from fastswa.data.images import UNLABELLED, Dataset, ImageFiles, ImageSet
 from fastswa.data.plan import Options, Plan
 from fastswa.data.sources import SOURCES, list_files, load
 from fastswa.errors import RequestError
@@ -95,21 +95,19 @@ def check_data(
         dataset = load(source, root)
     else:
         lenient = replace(options, skip_bad=True)
-        files = list_files(source, root, lenient)
+        files = _listed(source, root, options)
         prepared = prepare(files, lenient)
         dataset, plan, prepared_at = as_dataset(files, prepared), prepared.plan, str(prepared.place)
-        unreadable, ignored = prepared.unreadable, files.ignored
+        unreadable, ignored = {**files.missing, **prepared.unreadable}, files.ignored
         notes += [*files.notes, *plan.notes]
     problems = [str(refusal(list(unreadable.values())))] if unreadable and not options.skip_bad else []
-    if ignored.get("missing") and not options.skip_bad:
-        problems.append(f"{ignored['missing']} files that {source} lists are not there.")
     train, test = dataset.train, dataset.test
     counts = np.bincount(train.labels[train.labels != UNLABELLED], minlength=len(train.classes))
     tests = np.bincount(test.labels, minlength=len(train.classes)) if test is not None else np.zeros_like(counts)
     duplicates = find_duplicates(dataset)
     batch = _batch(source, dataset, problems)
     own = source not in SOURCES
-    notes += _notes(dataset, counts, duplicates)
+    notes += _notes(dataset, counts, duplicates, own, held_out=batch is None or batch["validation"] > 0)
     return CheckReport(
         source=source,
         labelled=int(counts.sum()),
@@ -128,6 +126,16 @@ def check_data(
         problems=problems,
         notes=notes,
     )
+
+
+def _listed(source: str, root: Path, options: Options) -> ImageFiles:
+    """The image files, without those that are listed and not there unless what is left is refused for that."""
+    try:
+        return list_files(source, root, replace(options, skip_bad=True))
+    except RequestError:
+        if not options.skip_bad:
+            list_files(source, root, options)
+        raise
 
 
 def find_duplicates(dataset: Dataset) -> Duplicates:
@@ -261,10 +269,14 @@ def _some(dataset: Dataset) -> Dataset:
     return Dataset(train, None, dataset.normalisation)
 
 
-def _notes(dataset: Dataset, counts: np.ndarray, duplicates: Duplicates) -> list[str]:
+def _notes(dataset: Dataset, counts: np.ndarray, duplicates: Duplicates, own: bool, held_out: bool) -> list[str]:
     notes = []
-    if dataset.test is None:
+    if own and UNLABELLED not in dataset.train.labels:
+        notes.append("there is no unlabelled image: training is supervised only, as far as every label is used.")
+    if dataset.test is None and held_out:
         notes.append("there are no test images: errors are measured on validation images only.")
+    elif dataset.test is None:
+        notes.append("there are no test images, and too few labels to hold some out: no error can be measured.")
     few = [name for name, count in zip(dataset.classes, counts, strict=True) if count < FEW]
     if few:
         names = ", ".join(f"'{name}'" for name in few[:5]) + (", …" if len(few) > 5 else "")

@@ -171,8 +171,11 @@ def described(config: Config, dataset: Dataset, *, gpu: bool, timed: bool = Fals
     measured = f"{holding.test:,} for test, {held_out}" if holding.test else held_out
     lines = [
         f"data: {images} images of {holding.classes} classes, {height}x{width} {'grey' if channels == 1 else 'RGB'}; "
-        f"{measured} for validation (split.validation)"
+        f"{measured} for validation (split.validation)",
+        *(f"data: {note.removesuffix('.')}" for note in dataset.notes),
     ]
+    if not holding.test and not holding.validation:
+        lines.append("there is neither a test nor a validation image: no error can be measured")
     supervised = method.name == "supervised"
     if not holding.unlabelled and config.data.extra is None:
         alone = "training is supervised only" if supervised else "agreement is asked of the labelled ones alone"

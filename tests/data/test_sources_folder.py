@@ -86,23 +86,25 @@ def test_links_are_followed_and_loops_end(tmp_path: Path) -> None:
     os.symlink(root, root / "unlabeled" / "loop")
     os.symlink(root / "unlabeled", root / "unlabeled" / "itself")
     os.symlink("absent.png", root / "unlabeled" / "broken.png")
+    os.symlink("loop.png", root / "unlabeled" / "loop.png")
+    os.symlink("ring", root / "unlabeled" / "ring")
     files = list_folder(root)
     names = [files.paths[row] for row in range(len(files))]
     assert names[:4] == ["labeled/cat/1.png", "labeled/cat/link/deep/1.png", "labeled/cat/link/deep/2.png", TWO[1]]
-    assert names[4:] == [
-        "unlabeled/1.png",
-        "unlabeled/broken.png",
-        "unlabeled/loop/labeled/cat/1.png",
-        "unlabeled/loop/labeled/cat/link/deep/1.png",
-        "unlabeled/loop/labeled/cat/link/deep/2.png",
-        "unlabeled/loop/labeled/dog/1.png",
-    ]
+    assert names[4:] == ["unlabeled/1.png", "unlabeled/broken.png", "unlabeled/loop.png"]
+    (root / "unlabeled" / "broken.png").unlink()
+    with pytest.raises(RequestError, match=r"loop\.png cannot be read: Too many levels of symbolic links \(--data"):
+        load(str(root), tmp_path)
 
 
-def test_without_unlabelled_images_training_is_supervised(tmp_path: Path) -> None:
-    assert list_folder(put(tmp_path, *TWO)).notes == (
-        "there is no unlabelled image: training is supervised only, as far as every label is used.",
-    )
+def test_pipes_are_not_read(tmp_path: Path) -> None:
+    put(tmp_path, *TWO)
+    (tmp_path / "unlabeled").mkdir()
+    os.mkfifo(tmp_path / "unlabeled" / "pipe.png")
+    os.symlink("pipe.png", tmp_path / "unlabeled" / "link.png")
+    files = list_folder(tmp_path)
+    assert len(files) == 2
+    assert files.ignored == {".png": 2}
 
 
 def test_an_empty_class_is_left_out(tmp_path: Path) -> None:

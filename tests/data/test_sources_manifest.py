@@ -75,7 +75,6 @@ def test_paths_absolute_relative_quoted_and_from_windows(place: Path) -> None:
     files = listed(place, text)
     assert rows(files) == [(f"{place}/a.png", 0), ("./b.png", 1), ("sub/e, f.png", 1)]
     assert files.path(0) == f"{place}/a.png"
-    assert files.notes[0].startswith("there is no unlabelled image")
 
 
 @pytest.mark.parametrize(
@@ -129,5 +128,12 @@ def test_missing_files_are_skipped_on_request(place: Path) -> None:
     (place / "list.csv").write_text("path,label\na.png,cat\nx.png,cat\nb.png,dog\ny.png,\n")
     dataset = load("list.csv", place, Options(skip_bad=True))
     assert dataset.train.labels.tolist() == [0, 1]
+    assert dataset.notes == ("images that are missing or cannot be read are left out: 2 (`fastswa check` lists them).",)
     files = list_manifest(place / "list.csv", skip_bad=True)
-    assert files.notes[-1] == f"2 files that {place / 'list.csv'} lists are not there and were skipped."
+    assert files.missing == {
+        "x.png": f"{place / 'list.csv'}, line 3: there is no file x.png.",
+        "y.png": f"{place / 'list.csv'}, line 5: there is no file y.png.",
+    }
+    (place / "list.csv").write_text("path,label\na.png,cat\nx.png,dog\n")
+    with pytest.raises(RequestError, match=r"list\.csv, the 1 missing of its files aside, holds one labelled image"):
+        list_manifest(place / "list.csv", skip_bad=True)

@@ -85,14 +85,14 @@ def load_files(files: ImageFiles, options: Options | None = None) -> Dataset:
     return as_dataset(files, prepare(files, options))
 
 
-def as_dataset(files: ImageFiles, prepared: Prepared) -> Dataset:
-    """Prepared files with their labels."""
+def as_dataset(files: ImageFiles, prepared: Prepared, *, every_class: bool = True) -> Dataset:
+    """Prepared files with their labels; of `every_class` there must be one to train on."""
     kept = prepared.kept
     first_test = int(np.searchsorted(kept, len(files) - files.tests))
     labels = files.labels[kept]
     known = labels[:first_test][labels[:first_test] != UNLABELLED]
     for name, count in zip(files.classes, np.bincount(known, minlength=len(files.classes)), strict=True):
-        if count == 0:
+        if count == 0 and every_class:
             raise RequestError(f"{files.source}: no labelled image of class '{name}' can be read.")
 
     def part(rows: slice, name: str) -> ImageSet:
@@ -101,7 +101,10 @@ def as_dataset(files: ImageFiles, prepared: Prepared) -> Dataset:
 
     train = part(slice(0, first_test), "train")
     test = part(slice(first_test, None), "test") if first_test < len(kept) else None
-    return Dataset(train, test, origin=prepared.sizes)
+    notes, bad = files.notes, len(files.missing) + len(prepared.unreadable)
+    if bad:
+        notes += (f"images that are missing or cannot be read are left out: {bad} (`fastswa check` lists them).",)
+    return Dataset(train, test, origin=prepared.sizes, notes=notes)
 
 
 def refusal(reasons: list[str]) -> RequestError:

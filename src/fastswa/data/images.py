@@ -8,10 +8,14 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fastswa.errors import RequestError
+
+if TYPE_CHECKING:
+    from fastswa.data.domains import Domains
 
 UNLABELLED = -1
 _HASHED, _MEASURED = 1 << 26, 1 << 28  # bytes of pixels
@@ -58,7 +62,8 @@ class ImageFiles:
     """Image files that a source lists: the training images, labelled or not, and then `tests` test images.
 
     `paths` are relative to `root` or absolute; `labels` is (N,) int64, `UNLABELLED` where there is none;
-    `ignored` counts the files left aside by their suffix; `notes` are sentences for the person.
+    `ignored` counts the files left aside by their suffix; `missing` says of files that are listed and not there, by
+    name, that they are not; `notes` are sentences for the person.
     """
 
     source: Path
@@ -68,6 +73,7 @@ class ImageFiles:
     classes: tuple[str, ...]
     tests: int = 0
     ignored: dict[str, int] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -146,13 +152,16 @@ class Dataset:
     """What a source gives: training images, test images (possibly none), and what its recipes assume.
 
     `normalisation` is (mean, std) per channel for pixels taken as 0 to 1, or None to measure it; `origin` a hash of
-    the sizes of the files that the images come from, where they come from files.
+    the sizes of the files that the images come from, where they come from files; `notes` say what was left out.
+    With two `domains` the training images are the source's, all of them labelled, and the test images the target's.
     """
 
     train: ImageSet
     test: ImageSet | None
     normalisation: tuple[tuple[float, ...], tuple[float, ...]] | None = field(default=None)
     origin: str | None = None
+    notes: tuple[str, ...] = ()
+    domains: Domains | None = None
 
     def __post_init__(self) -> None:
         if self.test is not None and self.test.shape != self.train.shape:
@@ -173,7 +182,8 @@ class Dataset:
         Of many images that come from files it takes every size and, evenly spread, as many pixels as are read at once.
         """
         digest = hashlib.blake2b(repr((self.classes, self.origin)).encode(), digest_size=10)
-        for images in (self.train, self.test):
+        domains = () if self.domains is None else (self.domains.images, self.domains.source_test)
+        for images in (self.train, self.test, *domains):
             if images is None:
                 continue
             digest.update(repr(images.pixels.shape).encode())

@@ -23,7 +23,7 @@ from fastswa.data.decode import read_array
 from fastswa.data.images import UNLABELLED, ImageSet, PathTable
 from fastswa.data.plan import Shape
 from fastswa.data.sources import MANIFESTS
-from fastswa.data.sources.folder import listing_notes, walk
+from fastswa.data.sources.folder import left_out, walk
 from fastswa.data.sources.manifest import find_listed, read_manifest
 from fastswa.data.workers import WRITTEN, Outcome, Task, Workers, cores, decode_task
 from fastswa.errors import RequestError
@@ -76,7 +76,7 @@ def find_inputs(targets: Sequence[str], part: str | None = None) -> tuple[list[I
             found += _npz_inputs(path, part) if kind == ".npz" else [_manifest_inputs(path, part)]
     if len(loose):
         found.append(FileInputs(loose))
-    return found, listing_notes([UNLABELLED], ignored)
+    return found, left_out(ignored)
 
 
 def part_named(word: str, parts: Iterable[str] = PARTS) -> str:

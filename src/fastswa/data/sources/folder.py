@@ -1,8 +1,8 @@
 """One's own images from a folder: labeled/CLASS/…, unlabeled/… and, if wanted, test/CLASS/….
 
 Both spellings of labelled will do, and any depth below. Hidden files are passed over; files of other kinds are
-counted by their suffix. Links to folders are followed, but no folder is entered twice in one class, so that a
-loop of links ends.
+counted by their suffix. Links to folders are followed, but never upwards, and no folder is entered twice in one
+class, so that a loop of links ends.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fastswa.data.decode import SUFFIXES
 from fastswa.data.images import UNLABELLED, ImageFiles, PathTable
 from fastswa.errors import RequestError
 
+_LABELLED, _UNLABELLED = ("labeled", "labelled"), ("unlabeled", "unlabelled")
 _UNREAD = frozenset({".gif", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl", ".svg", ".dng", ".cr2"})
 
 
@@ -51,7 +52,7 @@ def list_folder(folder: Path) -> ImageFiles:
         refuse_strange_classes(str(folder / test), tested, classes)
         for name in sorted(tested):
             _collect(folder, f"{test}/{tested[name]}", classes.index(name), paths, labels, ignored)
-    notes += listing_notes(labels[:trained], ignored)
+    notes += left_out(ignored)
     return ImageFiles(
         source=folder,
         root=folder,
@@ -61,6 +62,50 @@ def list_folder(folder: Path) -> ImageFiles:
         tests=len(paths) - trained,
         ignored=dict(ignored.most_common()),
         notes=tuple(notes),
+    )
+
+
+def list_target(folder: Path) -> ImageFiles:
+    """As `list_folder`, but no label is needed; classes are those of labeled/ and of test/ that hold an image.
+
+    Without labeled/ and unlabeled/ all images below are unlabelled, those in test/ apart.
+    """
+    folder = Path(folder)
+    names = {entry.name for entry in _entries(str(folder)) if _is_folder(entry)}
+    labelled, unlabelled = _spelling(folder, names, _LABELLED), _spelling(folder, names, _UNLABELLED)
+    ignored: Counter[str] = Counter()
+    paths, labels = PathTable(), array("q")
+    classes: dict[str, int] = {}
+
+    def collect(part: str) -> None:
+        inner = _class_folders(folder, part)
+        for name in sorted(inner):
+            before = len(paths)
+            _collect(folder, f"{part}/{inner[name]}", classes.get(name, len(classes)), paths, labels, ignored)
+            if len(paths) > before:
+                classes.setdefault(name, len(classes))
+
+    if labelled is not None:
+        collect(labelled)
+    if unlabelled is not None:
+        _collect(folder, unlabelled, UNLABELLED, paths, labels, ignored)
+    elif labelled is None:
+        passed_over = {_identity(str(folder / "test"))} if "test" in names else set()
+        for path in walk(str(folder), ".", passed_over, ignored):
+            paths.append(path)
+            labels.append(UNLABELLED)
+    trained = len(paths)
+    if "test" in names:
+        collect("test")
+    return ImageFiles(
+        source=folder,
+        root=folder,
+        paths=paths,
+        labels=np.array(labels, dtype=np.int64),
+        classes=tuple(classes),
+        tests=len(paths) - trained,
+        ignored=dict(ignored.most_common()),
+        notes=tuple(left_out(ignored)),
     )
 
 
@@ -90,16 +135,13 @@ def refuse_strange_classes(where: str, tested: Iterable[str], classes: Iterable[
             raise RequestError(f"{where}: the class '{name}' is '{other}' in training; give it one spelling.")
 
 
-def listing_notes(labels: Iterable[int], ignored: Counter[str]) -> list[str]:
-    """Sentences on what training will lack and on what was passed over."""
-    notes = []
-    if UNLABELLED not in labels:
-        notes.append("there is no unlabelled image: training is supervised only, as far as every label is used.")
+def left_out(ignored: Counter[str]) -> list[str]:
+    """A sentence on the images that were passed over for their kind, if any."""
     unread = sorted(suffix for suffix in ignored if suffix in _UNREAD)
-    if unread:
-        count = sum(ignored[suffix] for suffix in unread)
-        notes.append(f"{count} {' and '.join(unread)} files are left out; save them as JPEG, PNG, WebP or BMP.")
-    return notes
+    if not unread:
+        return []
+    count = sum(ignored[suffix] for suffix in unread)
+    return [f"{count} {' and '.join(unread)} files are left out; save them as JPEG, PNG, WebP or BMP."]
 
 
 def is_image(name: str) -> bool:
@@ -110,16 +152,10 @@ def is_image(name: str) -> bool:
 
 def _parts(folder: Path) -> tuple[str, str | None, str | None]:
     """The names of the labelled, the unlabelled and the test folder."""
-    names = {entry.name for entry in _entries(str(folder)) if entry.is_dir()}
+    names = {entry.name for entry in _entries(str(folder)) if _is_folder(entry)}
     if not any(_entries(str(folder))):
         raise RequestError(f"{folder} is empty; put labelled images in {folder / 'labeled'}/CLASS/.")
-    found = []
-    for spellings in (("labeled", "labelled"), ("unlabeled", "unlabelled")):
-        there = [name for name in spellings if name in names]
-        if len(there) == 2:
-            raise RequestError(f"{folder} has both {there[0]}/ and {there[1]}/; move the images into one of them.")
-        found.append(there[0] if there else None)
-    labelled, unlabelled = found
+    labelled, unlabelled = _spelling(folder, names, _LABELLED), _spelling(folder, names, _UNLABELLED)
     if labelled is None:
         raise RequestError(
             f"{folder} has no folder 'labeled'; put labelled images in {folder / 'labeled'}/CLASS/, "
@@ -128,11 +164,19 @@ def _parts(folder: Path) -> tuple[str, str | None, str | None]:
     return labelled, unlabelled, "test" if "test" in names else None
 
 
+def _spelling(folder: Path, names: set[str], spellings: tuple[str, str]) -> str | None:
+    """The one of two spellings that is there."""
+    there = [name for name in spellings if name in names]
+    if len(there) == 2:
+        raise RequestError(f"{folder} has both {there[0]}/ and {there[1]}/; move the images into one of them.")
+    return there[0] if there else None
+
+
 def _class_folders(folder: Path, part: str) -> dict[str, str]:
     """Class names (composed Unicode) and the folders that hold them."""
     found: dict[str, str] = {}
     for entry in _entries(str(folder / part)):
-        if entry.is_dir():
+        if _is_folder(entry):
             name = unicodedata.normalize("NFC", entry.name)
             if name in found:
                 raise RequestError(f"{folder / part} has two folders that are both written '{name}'; rename one.")
@@ -144,7 +188,8 @@ def _class_folders(folder: Path, part: str) -> dict[str, str]:
 
 def _collect(folder: Path, part: str, label: int, paths: PathTable, labels: array[int], ignored: Counter[str]) -> None:
     """Adds the images under `part` with one label."""
-    for name in walk(str(folder), part, set(), ignored):
+    above = {_identity(str(place)) for place in (folder, (folder / part).parent)}
+    for name in walk(str(folder), part, above, ignored):
         paths.append(name)
         labels.append(label)
 
@@ -155,19 +200,39 @@ def walk(root: str, folder: str, entered: set[tuple[int, int]], ignored: Counter
     while waiting:
         folder = waiting.pop()
         place = os.path.join(root, folder)
-        status = os.stat(place)
-        if (status.st_dev, status.st_ino) in entered:
+        identity = _identity(place)
+        if identity in entered:
             continue
-        entered.add((status.st_dev, status.st_ino))
+        entered.add(identity)
         inner = []
         for entry in _entries(place):
-            if entry.is_dir():
+            if _is_folder(entry):
                 inner.append(f"{folder}/{entry.name}")
-            elif is_image(entry.name) and (entry.is_file() or entry.is_symlink()):
+            elif is_image(entry.name) and _is_file(entry):
                 yield f"{folder}/{entry.name}"
             else:
                 ignored[os.path.splitext(entry.name)[1].lower() or "no suffix"] += 1
         waiting += reversed(inner)
+
+
+def _identity(place: str) -> tuple[int, int]:
+    """What a folder is known by, whichever way leads to it."""
+    status = os.stat(place)
+    return status.st_dev, status.st_ino
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a file, or a link that leads nowhere, which reading will say; not a pipe, which would never end."""
+    if not entry.is_symlink():
+        return entry.is_file()
+    return os.path.isfile(entry.path) or not os.path.exists(entry.path)
 
 
 def _entries(place: str) -> list[os.DirEntry[str]]:

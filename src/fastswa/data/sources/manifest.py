@@ -12,7 +12,6 @@ import hashlib
 import io
 import os
 from array import array
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,17 +20,20 @@ from typing import TextIO
 import numpy as np
 
 from fastswa.data.images import UNLABELLED, ImageFiles, PathTable
-from fastswa.data.sources.folder import listing_notes, refuse_few_classes, refuse_strange_classes
+from fastswa.data.sources.folder import refuse_few_classes, refuse_strange_classes
 from fastswa.errors import RequestError
 
 
-def list_manifest(file: Path, *, skip_bad: bool = False) -> ImageFiles:
-    """The image files that a manifest lists; with `skip_bad` those that are not there are left out."""
+def list_manifest(file: Path, *, skip_bad: bool = False, target: bool = False) -> ImageFiles:
+    """The image files that a manifest lists; with `skip_bad` those that are not there are left out.
+
+    The manifest of a `target` needs no label but those of its test images, whose classes may be any.
+    """
     rows = _Rows(Path(file))
-    for line, path, label, split in read_manifest(rows.file, ("path", "label")):
+    for line, path, label, split in read_manifest(rows.file, ("path",) if target else ("path", "label")):
         rows.add(line, path, label, split, skip_bad)
     rows.refuse_duplicates()
-    return rows.listing()
+    return rows.listing(target)
 
 
 def read_manifest(file: Path, needed: tuple[str, ...]) -> Iterator[tuple[int, str, str, str]]:
@@ -60,7 +62,7 @@ class _Rows:
     tests: array[int] = field(default_factory=lambda: array("b"))
     keys: array[int] = field(default_factory=lambda: array("Q"))
     names: dict[str, int] = field(default_factory=dict)
-    missing: int = 0
+    missing: dict[str, str] = field(default_factory=dict)
 
     def add(self, line: int, path: str, label: str, split: str, skip_bad: bool) -> None:
         """Takes in one row, or refuses it."""
@@ -71,9 +73,9 @@ class _Rows:
             raise RequestError(f"{self.file}, line {line}: a test image needs a label.")
         found = find_listed(self.file.parent, path)
         if found is None:
+            self.missing[path] = f"{self.file}, line {line}: there is no file {path}."
             if not skip_bad:
-                raise RequestError(f"{self.file}, line {line}: there is no file {path}.")
-            self.missing += 1
+                raise RequestError(self.missing[path])
             return
         place = os.path.normpath(os.path.join(self.file.parent.absolute(), found))
         digest = hashlib.blake2b(os.fsencode(place), digest_size=8).digest()
@@ -101,23 +103,22 @@ class _Rows:
             f"(lines {self.lines[first]} and {self.lines[second]}); keep one of them."
         )
 
-    def listing(self) -> ImageFiles:
+    def listing(self, target: bool = False) -> ImageFiles:
         """The rows as ImageFiles, training images first, classes sorted."""
         tests = np.array(self.tests, dtype=bool)
         labels = np.array(self.labels, dtype=np.int64)
         by_number = list(self.names)
-        trained = {by_number[n] for n in np.unique(labels[~tests & (labels != UNLABELLED)])}
-        classes = sorted(trained)
-        refuse_few_classes(str(self.file), classes, int((~tests & (labels != UNLABELLED)).sum()))
-        refuse_strange_classes(str(self.file), {by_number[n] for n in np.unique(labels[tests])}, classes)
+        known = ~tests & (labels != UNLABELLED)
+        classes = sorted(by_number if target else {by_number[n] for n in np.unique(labels[known])})
+        where = f"{self.file}, the {len(self.missing)} missing of its files aside," if self.missing else str(self.file)
+        if not target:
+            refuse_few_classes(where, classes, int(known.sum()))
+            refuse_strange_classes(str(self.file), {by_number[n] for n in np.unique(labels[tests])}, classes)
         position = {name: place for place, name in enumerate(classes)}
         # The last entry is what label -1 finds.
         renumbered = np.array([*(position[name] for name in by_number), UNLABELLED], dtype=np.int64)[labels]
         order = np.argsort(tests, kind="stable")
         sorted_already = bool((order[1:] > order[:-1]).all())
-        notes = listing_notes(renumbered[~tests], Counter())
-        if self.missing:
-            notes.append(f"{self.missing} files that {self.file} lists are not there and were skipped.")
         return ImageFiles(
             source=self.file,
             root=self.file.parent,
@@ -125,8 +126,7 @@ class _Rows:
             labels=renumbered[order],
             classes=tuple(classes),
             tests=int(tests.sum()),
-            ignored={"missing": self.missing} if self.missing else {},
-            notes=tuple(notes),
+            missing=self.missing,
         )
 
 
