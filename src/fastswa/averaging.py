@@ -1,7 +1,7 @@
 """Averages of any nn.Module's weights along training: SWA, fast-SWA, EMA; and fresh batch-norm statistics.
 
 Knows nothing of the rest of the package. An update is a few multi-tensor kernels with a weight known on
-the host, so it never waits for the device.
+the host, so it never waits for the device. An average of every step can be made part of the step itself.
 """
 
 from __future__ import annotations
@@ -46,19 +46,53 @@ class AveragedWeights:
     >>> averaged.update(epoch)  # at each epoch's start, or after each batch with a fractional epoch
     >>> averaged.refresh(batches)  # batch-norm statistics, before use
     >>> averaged.module(images)
+
+    With `inside` (and `every=0`) the average is taken by `take`, as the last part of a training step that may be
+    compiled or captured once for the whole run: what weight an iterate has lies on the device. `expect`, before the
+    step, says on the host whether it is to be averaged. Without `decay` what rounding loses is kept and given back, so
+    that the mean of any number of iterates is theirs up to the last bit or two.
+
+    >>> averaged = AveragedWeights(model, start=150, every=0, inside=True)
+    >>> averaged.expect(epoch)  # the one that the step will have reached
+    >>> step()  # which calls averaged.take()
     """
 
-    def __init__(self, model: nn.Module, *, start: float = 0.0, every: float = 1.0, decay: float | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        start: float = 0.0,
+        every: float = 1.0,
+        decay: float | None = None,
+        inside: bool = False,
+    ) -> None:
         if not every >= 0 or start != start or (decay is not None and not 0 <= decay < 1):
             raise ValueError(f"every must be at least 0 and decay in [0, 1), not {every} and {decay}.")
+        if inside and every > 0:
+            raise ValueError(f"an average inside a step takes every step: every must be 0, not {every}.")
         self._source = unwrap(model)
-        self.start, self.every, self.decay = float(start), float(every), decay
-        self.count = 0
+        self.start, self.every, self.decay, self.inside = float(start), float(every), decay, inside
         self.last_due = -1
         self._module = copy.deepcopy(self._source).requires_grad_(False).eval()
         # Means of 16-bit weights are kept in 32 bits: a running mean in bf16 stops moving after ~256 updates.
         self._means = [p.detach().float() if p.dtype in _HALF else p.detach() for p in self._module.parameters()]
         self._stale = False
+        self._lost = [torch.zeros_like(mean) for mean in self._means] if inside and decay is None else []
+        # (1,): compiled code loses what is added to a 0-dim float64 tensor of the CPU (torch 2.13).
+        like = self._means[0] if self._means else torch.zeros(())
+        self._taken, self._open = (torch.zeros(1, dtype=like.dtype, device=like.device) for _ in range(2))
+        self._opened = False
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """How many iterates it holds."""
+        return self._count
+
+    @count.setter
+    def count(self, count: int) -> None:
+        self._count = count
+        self._taken.fill_(count)
 
     @property
     def module(self) -> nn.Module:
@@ -68,6 +102,8 @@ class AveragedWeights:
                 for parameter, mean in zip(self._module.parameters(), self._means, strict=True):
                     if mean.dtype != parameter.dtype:
                         parameter.copy_(mean)
+                if self.inside:
+                    self._copy_buffers()
             self._stale = False
         return self._module
 
@@ -83,6 +119,12 @@ class AveragedWeights:
     @torch.no_grad()
     def update(self, epoch: float | None = None) -> bool:
         """Take the model's present weights into the average if due (no epoch: always); whether it did."""
+        if self.inside:
+            due = epoch is None or self.due(epoch)
+            self._turn(due)
+            self.take()
+            self._turn(False)
+            return due
         if epoch is not None:
             if not self.due(epoch):
                 return False
@@ -96,12 +138,53 @@ class AveragedWeights:
             for p, mean in zip(self._source.parameters(), self._means, strict=True)
         ]
         torch._foreach_lerp_(self._means, current, weight)
+        self._copy_buffers()
+        self._count += 1
+        self._stale = True
+        return True
+
+    def _copy_buffers(self) -> None:
         own, theirs = list(self._module.buffers()), list(self._source.buffers())
         if own:
             torch._foreach_copy_(own, theirs)
-        self.count += 1
-        self._stale = True
-        return True
+
+    def expect(self, epoch: float) -> bool:
+        """Whether the step that ends at `epoch` is to be averaged by the `take` inside it: it is counted as done."""
+        due = self.due(epoch)
+        self._turn(due)
+        return due
+
+    def _turn(self, on: bool) -> None:
+        if on != self._opened:
+            self._open.fill_(float(on))
+            self._opened = on
+        if on:
+            self._count += 1
+            self._stale = True
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Take the model's present weights in if that is expected, reading and writing device tensors alone.
+
+        mean += (weights - mean) / n, where the true mean is `mean + lost`: `lost` is what was too small for the last
+        digit of `mean`, and comes back when there is enough of it.
+        """
+        self._taken.add_(self._open)
+        weight = self._open[0] / self._taken[0].clamp(min=1.0)
+        if self.decay is not None:
+            weight = torch.maximum(weight, self._open[0] * (1.0 - self.decay))
+        current = [p.detach().to(mean.dtype) for p, mean in zip(self._source.parameters(), self._means, strict=True)]
+        change = list(torch._foreach_sub(current, self._means))
+        if not self._lost:
+            torch._foreach_mul_(change, weight)
+            torch._foreach_add_(self._means, change)
+            return
+        torch._foreach_sub_(change, self._lost)
+        torch._foreach_mul_(change, weight)
+        torch._foreach_add_(change, self._lost)
+        moved = torch._foreach_add(self._means, change)
+        torch._foreach_copy_(self._lost, torch._foreach_sub(change, torch._foreach_sub(moved, self._means)))
+        torch._foreach_copy_(self._means, moved)
 
     def refresh(self, batches: Iterable[Any], forward: Callable[[nn.Module, Any], Any] | None = None) -> None:
         """Batch-norm statistics of the average from training batches, as their cumulative mean."""
@@ -115,7 +198,13 @@ class AveragedWeights:
             "last_due": self.last_due,
             "parameters": dict(zip(names, self._means, strict=True)),
             "buffers": {canonical(name): buffer for name, buffer in self._module.named_buffers()},
+            "inside": self._inside(names),
         }
+
+    def _inside(self, names: list[str]) -> dict[str, Tensor]:
+        """What an average inside a step keeps besides."""
+        lost = {f"lost.{name}": tensor for name, tensor in zip(names, self._lost, strict=False)}
+        return {"taken": self._taken, **lost} if self.inside else {}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -130,6 +219,9 @@ class AveragedWeights:
         for part in ("parameters", "buffers"):
             for name, tensor in own[part].items():
                 tensor.copy_(state[part][name])
+        for name, tensor in own["inside"].items():
+            if name in state.get("inside", {}):
+                tensor.copy_(state["inside"][name])
         self.count, self.last_due = int(state["count"]), int(state["last_due"])
         self._stale = True
 

@@ -35,7 +35,7 @@ def fork(config: Config, state: State, steps_per_epoch: int, say: Callable[[str]
     with torch.no_grad():
         for name, tensor in state.tensors().items():
             room, _, rest = name.partition(".")
-            if room in ("sums", "broken") or (room == "average" and rest.split(".")[0] not in continued):
+            if room in ("sums", "broken") or (room in ("average", "averaging") and rest.split(".")[0] not in continued):
                 continue
             found = theirs.get(name, theirs.get(f"student.{rest}") if room == "teacher" else None)
             if found is not None and found.shape == tensor.shape:

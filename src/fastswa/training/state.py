@@ -84,6 +84,7 @@ class State:
             content = average.state_dict()
             for part in ("parameters", "buffers"):
                 found |= {f"average.{name}.{key}": tensor for key, tensor in content[part].items()}
+            found |= {f"averaging.{name}.{key}": tensor for key, tensor in content["inside"].items()}
         found |= {f"memory.{key}": tensor for key, tensor in self.method.memory.items()}
         return {name: tensor.detach() for name, tensor in found.items()}
 
@@ -98,11 +99,12 @@ class State:
     def restore(self, tensors: Mapping[str, Tensor], counters: Mapping[str, Any]) -> None:
         """Take over the state that `tensors` and `counters` gave."""
         own = self.tensors()
-        if own.keys() != tensors.keys():
-            odd = sorted(own.keys() ^ tensors.keys())
+        # What averages keep for their own accuracy is not in the checkpoints of early versions.
+        odd = [name for name in sorted(own.keys() ^ tensors.keys()) if not name.startswith("averaging.")]
+        if odd:
             raise ValueError(f"the state is of another run: {odd[0]} does not match")
         for name, tensor in own.items():
-            tensor.copy_(tensors[name])
+            tensor.copy_(tensors.get(name, tensor))
         self.step, self.summed = counters["step"], counters["summed"]
         for name, average in self.averages.items():
             average.count, average.last_due = (counters["averages"][name][k] for k in ("count", "last_due"))
@@ -141,6 +143,7 @@ def build_state(
             start=average.start or 0.0,
             every=average.every or 0.0,
             decay=average.decay if average.kind == "ema" else None,
+            inside=not average.every,
         )
         for name, average in config.averaging.items()
     }
