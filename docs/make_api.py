@@ -144,7 +144,7 @@ def _values(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
     if get_origin(kind) is dict:
-        return "NAME=NUMBER,…"
+        return "NAME=NAME,…" if get_args(kind)[1] is str else "NAME=NUMBER,…"
     word = next((WORDS[leaf] for leaf in _leaves(kind) if leaf in WORDS), "")
     return f"{word}s, with commas" if get_origin(kind) is tuple else word
 

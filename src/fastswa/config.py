@@ -40,14 +40,21 @@ SomeSection = TypeVar("SomeSection", bound=Section)
 
 class DataConfig(Section):
     source: str = Field(
-        "digits", description="digits, cifar10, cifar100, or one's own: a folder, a .csv/.tsv manifest, an .npz file"
+        "digits",
+        description="digits, cifar10, cifar100, stl10, mnist, usps, or one's own: a folder, a manifest, an .npz file",
     )
     root: str = Field("data", description="the folder that holds downloaded data sets")
     size: Annotated[int, Field(ge=8, le=1024)] | None = Field(
-        None, description="side that own images are resized to; none given: from the images"
+        None, description="side that images are resized to; none given: own images as they are, or a common one"
     )
-    channels: Literal["auto", "grey", "rgb"] = Field("auto", description="own images: grey if all are, or as said")
+    channels: Literal["auto", "grey", "rgb"] = Field("auto", description="grey, rgb, or auto: as they are")
     skip_bad: bool = Field(False, description="leave out own images that cannot be read")
+    target: str | None = Field(
+        None, description="another domain's images, of which no label is trained on: any such source; not with extra"
+    )
+    aliases: dict[str, str] = Field(
+        {}, description="classes of source and target with different names that are the same, such as automobile=car"
+    )
     extra: str | None = Field(
         None, description="a second source of unlabelled images: any of the above, an .npy file or tiny_images.bin"
     )
@@ -66,6 +73,14 @@ class DataConfig(Section):
         for name in ("extra_images", "extra_file", "extra_per_epoch"):
             if self.extra is None and getattr(self, name) is not None:
                 raise ValueError(f"data.{name} says which extra images to take, but data.extra names no source")
+        return self
+
+    @model_validator(mode="after")
+    def _target(self) -> DataConfig:
+        if self.target is not None and self.extra is not None:
+            raise ValueError("data.target and data.extra both name the images without labels; give one of them")
+        if self.target is None and self.aliases:
+            raise ValueError("data.aliases match the classes of two domains, but data.target names no second one")
         return self
 
 

@@ -122,7 +122,7 @@ class Lane:
         self._watcher.progress.update(self._task, completed=step, epoch=f"{step / self._steps_per_epoch:.0f}")
 
     def evaluated(self, line: Mapping[str, Any]) -> None:
-        errors = line.get("error") or line.get("validation_error") or {}
+        errors = line.get("error") or line.get("validation_error") or line.get("source_error") or {}
         figures = "  ".join(f"{shown(name)} {error:.2f}%" for name, error in errors.items())
         loss = sum(line["loss"].values())
         self._watcher.console.print(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -26,6 +26,29 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Compares what networks say of the same images, whose labels nobody needs: `pixels` (N, H, W, C) on the device."""
+
+    pixels: Tensor
+    augment: Augment
+    batch: int = 1000
+
+    def __call__(
+        self, models: Mapping[str, nn.Module], arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
+    ) -> dict[str, float]:
+        """On how many of the images, in percent, each network says the same as the first of them, by name."""
+        answers = {name: self._answers(model, arithmetic()) for name, model in models.items()}
+        first, *others = answers
+        return {name: 100.0 * (answers[name] == answers[first]).double().mean().item() for name in others}
+
+    def _answers(self, model: nn.Module, arithmetic: AbstractContextManager[object]) -> Tensor:
+        with evaluating(model), arithmetic:
+            return torch.cat(
+                [model(self.augment.plain(images)).logits.argmax(dim=1) for images in self.pixels.split(self.batch)]
+            )
 
 
 @dataclass(frozen=True)

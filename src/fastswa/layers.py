@@ -111,15 +111,16 @@ def flag_layer(arguments: Sequence[str], options: Iterable[str] = ()) -> Layer:
             else:
                 value = rest.pop(0)
         parts = [part for part in value.split(",") if part]
-        _insert(layer, path, parts if kind is tuple else _pairs(token, parts) if kind is dict else value)
+        _insert(layer, path, parts if kind is tuple else _pairs(token, path, parts) if kind is dict else value)
     return layer
 
 
-def _pairs(token: str, parts: Sequence[str]) -> dict[str, str]:
+def _pairs(token: str, path: str, parts: Sequence[str]) -> dict[str, str]:
     """NAME=VALUE,… as a table."""
+    value = "NAME" if path == "data.aliases" else "NUMBER"
     for part in parts:
         if "=" not in part:
-            raise RequestError(f"{token.partition('=')[0]}: '{part}' is not NAME=NUMBER.")
+            raise RequestError(f"{token.partition('=')[0]}: '{part}' is not NAME={value}.")
     return dict(part.rsplit("=", 1) for part in parts)
 
 

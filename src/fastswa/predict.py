@@ -15,13 +15,12 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 import torch
 
-from fastswa.config import DataConfig
 from fastswa.data.inputs import Inputs, SetInputs
 from fastswa.data.sources import MANIFESTS
 from fastswa.errors import RequestError, RunError
 from fastswa.modelfile import TrainedModel, likeliest, softmax
 from fastswa.training.folder import RunFolder
-from fastswa.training.setup import load_data, split_of
+from fastswa.training.setup import load_data, split_of, unlabelled_of
 
 FORMS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl"}
 Progress = Callable[[int], None]
@@ -68,19 +67,22 @@ def part_of_run(run: Path, part: str) -> SetInputs:
             raise RequestError(f"--part: {run} has no test images.")
         images, rows = dataset.test, np.arange(len(dataset.test))
     else:
-        images, rows = dataset.train, getattr(split_of(config, dataset), part)
+        split = split_of(config, dataset)
+        images, rows = unlabelled_of(dataset, split) if part == "unlabelled" else (dataset.train, getattr(split, part))
         if not len(rows):
             raise RequestError(f"--part: {run} has no {part} images.")
+    data = config.data
+    source = data.target if data.target is not None and part in ("test", "unlabelled") else data.source
     if images.files is None:
-        return SetInputs(images, rows, f"{config.data.source}:{'test' if part == 'test' else 'train'}")
-    return SetInputs(images, rows, _folder_of(config.data))
+        return SetInputs(images, rows, f"{source}:{'test' if part == 'test' else 'train'}")
+    return SetInputs(images, rows, _folder_of(source, data.root))
 
 
-def _folder_of(data: DataConfig) -> str:
+def _folder_of(source: str, root: str) -> str:
     """What the names of a data set's files begin at: a folder; nothing for a manifest, which names them as it likes."""
-    if data.source.lower().endswith(MANIFESTS):
+    if source.lower().endswith(MANIFESTS):
         return ""
-    return data.source if Path(data.source).exists() else os.path.join(data.root, data.source)
+    return source if Path(source).exists() else os.path.join(root, source)
 
 
 class Sheet:

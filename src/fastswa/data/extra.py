@@ -11,6 +11,7 @@ import zlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -30,12 +31,14 @@ class ExtraImages:
     """Images of a second source, numbered from 0; they come out in `shape` (C, H, W).
 
     `pixels` is (N, C, H, W) uint8 of any size, an array or a memory map; `chosen` (E,) are the rows taken, None all.
+    `kind` is what they are called: extra ones of the same domain, or those of another that is the target.
     """
 
     name: str
     pixels: np.ndarray
     shape: Shape
     chosen: np.ndarray | None = None
+    kind: Literal["extra", "target"] = "extra"
 
     def __len__(self) -> int:
         return len(self.pixels) if self.chosen is None else len(self.chosen)

@@ -44,7 +44,7 @@ def _remarks(runs: Sequence[RunRecord], names: Sequence[str], settings: Sequence
         for run, name in zip(runs, names, strict=True)
         if not run.finished and not run.trained
     ]
-    if len({one.get("data.source") for one in settings}) > 1:
+    if len({(one.get("data.source"), one.get("data.target")) for one in settings}) > 1:
         made.append(Remark("The runs were measured on different data: their errors cannot be compared.", grave=True))
     elif len({one.get("split.seed") for one in settings}) > 1 and any("validation" in run.sets for run in runs):
         made.append(Remark("The runs hold out different validation images (split.seed differs)."))

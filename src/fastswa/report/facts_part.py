@@ -11,10 +11,13 @@ def settings_facts(run: RunRecord, found: Findings | None) -> list[tuple[str, st
     """The settings that say most."""
     config = run.config
     facts = [("data", words.readable(config.data.source))]
+    if config.data.target is not None:
+        facts.append(("target", words.readable(config.data.target)))
     if found is not None:
         channels, height, width = found.shape
         kind = {1: "grey", 3: "RGB"}.get(channels, f"{channels} channels")
-        parts = [f"{words.count(number)} {part}" for part, number in found.counts.items() if number]
+        named = {"source": "for test in the source"}
+        parts = [f"{words.count(number)} {named.get(part, part)}" for part, number in found.counts.items() if number]
         facts.append(("images", f"{', '.join(parts)}; {height}x{width} {kind}, {len(found.classes)} classes"))
     size = f", {words.count(found.parameters)} parameters" if found is not None else ""
     facts.append(("network", f"{config.model.name}{size}"))

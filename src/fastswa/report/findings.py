@@ -20,7 +20,7 @@ from fastswa.report.record import RunRecord
 from fastswa.report.suggest import SURE, suggest
 from fastswa.report.thumbnails import thumbnail
 from fastswa.training.device import Compute, choose_compute, settings_of
-from fastswa.training.setup import load_data, split_of
+from fastswa.training.setup import load_data, split_of, unlabelled_of
 
 SHOWN = 24
 _LABELLED_COMPARED = 2000
@@ -93,6 +93,7 @@ def look_at(run: RunRecord, device: str, *, suggestions: int, unlabelled: int) -
     if dataset.train.shape != model.facts.shape or dataset.classes != model.classes:
         raise RequestError("the images are no longer those of the run: their size or their classes differ")
     split = split_of(run.config, dataset)
+    source_test = None if dataset.domains is None else dataset.domains.source_test
     compute = choose_compute(DeviceConfig(name=device))
     with settings_of(compute, run.config.device.threads):
         model.to(compute.device)
@@ -105,20 +106,24 @@ def look_at(run: RunRecord, device: str, *, suggestions: int, unlabelled: int) -
             shape=model.facts.shape,
             counts={
                 "labelled": len(split.labelled),
-                "unlabelled": len(split.unlabelled),
+                "unlabelled": len(unlabelled_of(dataset, split)[1]),
                 "validation": len(split.validation),
                 "test": 0 if dataset.test is None else len(dataset.test),
+                "source": 0 if source_test is None else len(source_test),
             },
             measured=_measure(model, dataset, split, compute),
-            doubts=_doubts(model, dataset.train, split, compute, run.config.seed, suggestions, unlabelled),
+            doubts=_doubts(model, dataset, split, compute, run.config.seed, suggestions, unlabelled),
             leaks=_leaks(dataset, split),
         )
 
 
 def _measure(model: TrainedModel, dataset: Dataset, split: Split, compute: Compute) -> Measured | None:
-    """On the test images or, where there are none, those held out for validation."""
+    """On the test images or, where there are none, those held out for validation, or else the source's test images."""
+    domains = dataset.domains
     if dataset.test is not None:
         name, images, rows = "test", dataset.test, np.arange(len(dataset.test))
+    elif len(split.validation) == 0 and domains is not None and domains.source_test is not None:
+        name, images, rows = "source", domains.source_test, np.arange(len(domains.source_test))
     else:
         name, images, rows = "validation", dataset.train, split.validation
     if len(rows) == 0:
@@ -137,33 +142,34 @@ def _measure(model: TrainedModel, dataset: Dataset, split: Split, compute: Compu
 
 def _doubts(
     model: TrainedModel,
-    images: ImageSet,
+    dataset: Dataset,
     split: Split,
     compute: Compute,
     seed: int,
     suggestions: int,
     most: int,
 ) -> Doubts | None:
-    rows = split.unlabelled
-    if len(rows) == 0:
+    images, rows = unlabelled_of(dataset, split)
+    count = len(rows)
+    if count == 0:
         return None
-    if len(rows) > most:
+    if count > most:
         rows = np.sort(np.random.default_rng([seed, 1]).choice(rows, most, replace=False))
     said = predict(model, images, rows, compute)
     least = np.argsort(said.margin, kind="stable")[:SHOWN]
     labelled = split.labelled
-    counts = np.bincount(images.labels[labelled], minlength=len(model.classes))
+    counts = np.bincount(dataset.train.labels[labelled], minlength=len(model.classes))
     if len(labelled) > _LABELLED_COMPARED:
         labelled = np.sort(np.random.default_rng([seed, 2]).choice(labelled, _LABELLED_COMPARED, replace=False))
     wanted = suggest(
         said,
         lambda positions: features(model, images, rows[positions], compute),
-        features(model, images, labelled, compute),
+        features(model, dataset.train, labelled, compute),
         counts,
         suggestions,
     )
     return Doubts(
-        count=len(split.unlabelled),
+        count=count,
         looked_at=len(rows),
         unsure=int((said.confidence < SURE).sum()),
         uncertain=[_example(images, rows, said, position) for position in least],

@@ -14,7 +14,7 @@ from fastswa.training.feed import learning_rate
 from fastswa.training.folder import RunFolder, preferred
 
 # The sets of images that errors are measured on, and their key in metrics.jsonl.
-SETS = {"test": "error", "validation": "validation_error"}
+SETS = {"test": "error", "validation": "validation_error", "source": "source_error"}
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,10 @@ class RunFolder:
     def write_environment(self, facts: Mapping[str, Any]) -> None:
         self._write("environment.json", json.dumps({**environment(), **facts}, indent=2) + "\n")
 
+    def write_domains(self, facts: Mapping[str, Any]) -> None:
+        """Which classes of two domains were matched, which were left out, and how many images each has."""
+        self._write("domains.json", json.dumps(facts, indent=2) + "\n")
+
     def keep_environment(self, facts: Mapping[str, Any]) -> None:
         """Write the environment if a kill came before it was written."""
         if not (self.path / "environment.json").exists():

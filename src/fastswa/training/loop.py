@@ -122,11 +122,15 @@ class Trainer:
     def _run_epoch(self, launch: Callable[[], None], count: int, watcher: Watcher) -> Generator[None, None, bool]:
         """Up to `count` steps; whether the watcher asked to stop."""
         state = self.state
+        inside = [average for average in state.averages.values() if average.inside]
+        outside = [average for average in state.averages.values() if not average.inside]
         for _ in range(count):
+            for average in inside:
+                average.expect((state.step + 1) / self.steps_per_epoch)
             launch()
             state.step += 1
             state.summed += 1
-            for average in state.averages.values():
+            for average in outside:
                 average.update(self.epoch)
             if state.step % FINITE_CHECK_EVERY == 0:
                 self._check_finite(thoroughly=False)
@@ -197,6 +201,10 @@ class Trainer:
             for figure in figures["student"][evaluator]:
                 key = figure if evaluator == "test" else f"{evaluator}_{figure}"
                 line[key] = {name: values[evaluator][figure] for name, values in figures.items()}
+        if self.material.agreement is not None:
+            networks = {name: state.averages[name].module for name in figures if name in state.averages}
+            agreeing = self.material.agreement({**state.networks(), **networks}, self.compute.arithmetic)
+            line |= {"agreement": agreeing} if agreeing else {}
         line["averaged"] = {name: average.count for name, average in state.averages.items()}
         line["seconds"] = round(time.monotonic() - self._clock, 3)
         return {**line, **state.method.figures()}

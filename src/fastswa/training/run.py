@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fastswa.config import RESUMABLE, Config, to_dict
+from fastswa.data.domains import domain_facts, domain_lines, domain_warnings
 from fastswa.data.images import Dataset
 from fastswa.data.sources import SOURCES
 from fastswa.defaults import described
@@ -84,6 +85,12 @@ class NewRun:
         config = config.model_copy(update={"device": settled})
         trainer = _trainer(config, dataset, compute, RunFolder(self.path), say)
         tell = self.tell or (lambda line: None)
+        domains = dataset.domains
+        if domains is not None:
+            for line in domain_lines(dataset, domains):
+                tell(line)
+            for line in domain_warnings(dataset, domains):
+                say(line)
         if config.data.source not in SOURCES:
             for line in described(config, dataset, gpu=compute.device.type == "cuda", timed=self.budget is not None):
                 tell(line)
@@ -99,6 +106,8 @@ class NewRun:
         trainer.check()
         watcher = _watched(config, self.watcher, self.path)
         trainer.folder.create(config)
+        if domains is not None:
+            trainer.folder.write_domains(domain_facts(dataset, domains))
         trainer.folder.write_environment({**compute.facts(), "together": together, "parent": parent})
         if parent is not None:
             trainer.save()
@@ -136,8 +145,8 @@ class OldRun:
         dataset = load_data(config)
         if content and content != dataset.digest():
             raise RequestError(
-                f"the images or labels of {config.data.source} are not those that {self.path} was trained on; "
-                "put them back, or train anew."
+                f"the images or labels of {' or '.join(_sources(config))} are not those that {self.path} was trained "
+                "on; put them back, or train anew."
             )
         trainer = _trainer(config, dataset, compute, folder, say, fresh=checkpoint is None)
         state = trainer.state
@@ -256,8 +265,13 @@ def _trainer(
     """Everything a run trains with; `fresh` is False where a checkpoint is about to replace the state."""
     material = prepare(config, dataset, compute, load_extra_data(config, dataset), say)
     # One's own data are known by their content as well: a resume must not go on with others.
-    content = "" if config.data.source in SOURCES else f".{dataset.digest()}"
+    content = "" if SOURCES.keys() >= set(_sources(config)) else f".{dataset.digest()}"
     return _assembled(config, material, compute, folder, content, fresh=fresh)
+
+
+def _sources(config: Config) -> list[str]:
+    """What the images come from: one source, or a source and a target."""
+    return [source for source in (config.data.source, config.data.target) if source is not None]
 
 
 def _assembled(
@@ -269,7 +283,7 @@ def _assembled(
     if material.window is not None and state.method.remembers_images:
         raise RequestError(
             f"method {config.method.name} remembers every image, so that all have to be held on the device; "
-            "set data.extra_images to less."
+            f"set {'data.extra_images' if config.data.target is None else 'split.unlabelled'} to less."
         )
     trainer = Trainer(config, material, state, compute, folder, fingerprint(config) + content)
     if config.analysis.gradients:

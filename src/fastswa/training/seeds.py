@@ -64,7 +64,8 @@ def summarise(results: Sequence[RunResult]) -> dict[str, Any]:
     errors: dict[int | float, dict[str, list[float]]] = {}
     for result in results:
         for line in result.metrics:
-            for name, error in (line.get("error") or line.get("validation_error") or {}).items():
+            measured = (line.get(key) for key in ("error", "validation_error", "source_error"))
+            for name, error in next(filter(None, measured), {}).items():
                 errors.setdefault(line["epoch"], {}).setdefault(name, []).append(error)
     return {
         "runs": [str(result.path.name) for result in results],

@@ -16,6 +16,7 @@ from fastswa.config import Config, filled
 from fastswa.console import progress_bar
 from fastswa.data.augment import Augment
 from fastswa.data.batches import BatchPlan, plan_batches
+from fastswa.data.domains import load_target, pair_domains
 from fastswa.data.extra import ExtraImages, load_extra
 from fastswa.data.features import FeatureSet
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
@@ -24,7 +25,7 @@ from fastswa.data.sources import SOURCES, load, place
 from fastswa.data.splits import Split, split_by
 from fastswa.defaults import own_data_defaults
 from fastswa.errors import RequestError
-from fastswa.evaluate import Evaluator
+from fastswa.evaluate import Agreement, Evaluator
 from fastswa.methods import method_class
 from fastswa.modelfile import ModelFacts
 from fastswa.training.device import Compute, choose_compute
@@ -33,12 +34,17 @@ from fastswa.training.window import Window, bring_over, on_device
 NETWORK_OPTIONS = ("dropout", "width", "weight_norm", "activation", "padded")
 
 
+# Target images that networks are compared on, evenly spread.
+AGREEING = 2000
+
+
 @dataclass(frozen=True)
 class Material:
     """What a run trains on and is measured by. `labels` hides those of all but the labelled images.
 
     `pixels` is (N, H, W, C) on the device: the training images, then the extra ones or a `window` on these. `truth`
-    (N,) holds every label that is known, -1 for none: what a run says of itself may rest on it, what it learns may not.
+    (N,) holds every label that is known, -1 for none and for a target's: what a run says of itself may rest on it, what
+    it learns may not. `agreement` is measured on images of the target, where there is one.
     """
 
     split: Split
@@ -50,6 +56,7 @@ class Material:
     facts: ModelFacts
     truth: Tensor
     window: Window | None = None
+    agreement: Agreement | None = None
 
     def load_epoch(self, epoch: int) -> None:
         """Bring over what the epoch's rows refer to and the device does not hold for good."""
@@ -84,12 +91,26 @@ def load_data(config: Config) -> Dataset:
             skip_bad=data.skip_bad,
             progress=progress,
         )
-        return load(data.source, Path(data.root), options)
+        dataset = load(data.source, Path(data.root), options)
+        if data.target is None:
+            return dataset
+        target = load_target(data.target, Path(data.root), dataset.train.shape, options)
+    return pair_domains(
+        data.source,
+        data.target,
+        dataset,
+        target,
+        data.aliases,
+        unlabelled=config.split.unlabelled,
+        seed=config.split.seed or 0,
+    )
 
 
 def load_extra_data(config: Config, dataset: Dataset) -> ExtraImages | None:
-    """The extra unlabelled images that the configuration names, if any."""
+    """The unlabelled images beside the training images: the target's, or the extra ones that are named, if any."""
     data = config.data
+    if dataset.domains is not None:
+        return ExtraImages(dataset.domains.target, dataset.domains.images.pixels, dataset.train.shape, kind="target")
     if data.extra is None:
         return None
     if isinstance(dataset.train, FeatureSet):
@@ -109,8 +130,18 @@ def load_extra_data(config: Config, dataset: Dataset) -> ExtraImages | None:
 
 
 def split_of(config: Config, dataset: Dataset) -> Split:
-    """Which training images are labelled, unlabelled and held out."""
-    return split_by(config.split, dataset.train)
+    """Which training images are labelled, unlabelled and held out; of two domains, the source's."""
+    if dataset.domains is None:
+        return split_by(config.split, dataset.train)
+    # Source images that are left over by split.labels stay out: the unlabelled ones are the target's.
+    return split_by(config.split.model_copy(update={"unlabelled": 0}), dataset.train)
+
+
+def unlabelled_of(dataset: Dataset, split: Split) -> tuple[ImageSet, np.ndarray]:
+    """The images without labels that a run learns from, as a set and rows in it; extra ones are left aside."""
+    if dataset.domains is None:
+        return dataset.train, split.unlabelled
+    return dataset.domains.images, np.arange(len(dataset.domains.images))
 
 
 def prepare(
@@ -135,6 +166,7 @@ def prepare(
         first_extra=len(dataset.train),
         extras=0 if extra is None else len(extra),
         extra_per_epoch=config.data.extra_per_epoch,
+        two_domains=dataset.domains is not None,
     )
     _, height, width = dataset.train.shape
     if config.augment.translate >= min(height, width):
@@ -157,6 +189,8 @@ def prepare(
     evaluators = {}
     if dataset.test is not None:
         evaluators["test"] = _evaluator(dataset.test, slice(None), config, augment, compute.device)
+    if dataset.domains is not None and dataset.domains.source_test is not None:
+        evaluators["source"] = _evaluator(dataset.domains.source_test, slice(None), config, augment, compute.device)
     if len(split.validation):
         evaluators["validation"] = _evaluator(dataset.train, split.validation, config, augment, compute.device)
     pixels, plan, window = bring_over(
@@ -184,7 +218,13 @@ def prepare(
         ),
         truth=truth.to(compute.device),
         window=window,
+        agreement=None if dataset.domains is None else _agreement(dataset.domains.images, config, augment, compute),
     )
+
+
+def _agreement(images: ImageSet, config: Config, augment: Augment, compute: Compute) -> Agreement:
+    rows = np.linspace(0, len(images) - 1, min(len(images), AGREEING)).astype(np.int64)
+    return Agreement(on_device(images.pixels[rows], compute.device), augment, config.evaluation.batch)
 
 
 def network_options(config: Config) -> dict[str, Any]:

@@ -87,17 +87,19 @@ def bring_over(
     windowed = (len(train) + len(extra)) * size > room or len(extra) > _EPOCHS_HELD * plan.extra_per_epoch
     if windowed and (len(train) + plan.extra_per_epoch) * size > room:
         fitting = max(room // size - len(train), 0)
+        fewer = {"extra": "data.extra_per_epoch or data.extra_images", "target": "batch.steps or split.unlabelled"}
         raise RequestError(
-            f"data.extra: an epoch's {plan.extra_per_epoch:,} extra images take {_shown(plan.extra_per_epoch * size)}, "
-            f"and {device} has room for {fitting:,}; set data.extra_per_epoch or data.extra_images to less."
+            f"data.{extra.kind}: an epoch's {plan.extra_per_epoch:,} {extra.kind} images take "
+            f"{_shown(plan.extra_per_epoch * size)}, and {device} has room for {fitting:,}; set {fewer[extra.kind]} to "
+            "less."
         )
     added = plan.extra_per_epoch if windowed else len(extra)
     pixels = empty_images(len(train) + added, train, device)
     fill(pixels, train)
-    if say is not None:
+    if say is not None and (windowed or extra.kind == "extra"):
         drawn = f", {plan.extra_per_epoch:,} of them an epoch" if plan.extra_per_epoch < len(extra) else ""
         where = f"each epoch's are brought to {device}" if windowed else f"all are held on {device}"
-        say(f"{len(extra):,} extra images of {extra.name}{drawn}; {where} ({_shown(added * size)}).")
+        say(f"{len(extra):,} {extra.kind} images of {extra.name}{drawn}; {where} ({_shown(added * size)}).")
     rows = pixels[len(train) :]
     if windowed:
         plan = replace(plan, windowed=True)

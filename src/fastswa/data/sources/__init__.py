@@ -30,23 +30,30 @@ MANIFESTS = (".csv", ".tsv")
 def load(source: str, root: Path, options: Options | None = None) -> Dataset:
     """The Dataset of a registered name, or of a path to one's own data (as given, or else under `root`).
 
-    One's own data are a folder, a .csv or .tsv manifest (prepared as `options` say), or an .npz file.
+    One's own data are a folder, a .csv or .tsv manifest, or an .npz file; images come in the size and colour that
+    `options` say, if they do.
     `root` is the folder under which downloaded sets lie; `digits` comes with the package and needs none.
     """
     root = Path(root).expanduser()
-    if source in SOURCES:
-        module, function = SOURCES[source].split(":")
-        dataset: Dataset = getattr(import_module(module), function)(root)
-        return dataset
-    path = place(source, root)
-    if source.lower().endswith(".npz"):
-        from fastswa.data.sources.npz import load_npz
+    if source in SOURCES or source.lower().endswith(".npz"):
+        from fastswa.data.fit import fit_dataset
 
-        return load_npz(path)
+        return fit_dataset(_arrays(source, root), options)
     files = list_files(source, root, options)
     from fastswa.data.cache import load_files
 
     return load_files(files, options)
+
+
+def _arrays(source: str, root: Path) -> Dataset:
+    """The Dataset of a registered name or an .npz file."""
+    if source not in SOURCES:
+        from fastswa.data.sources.npz import load_npz
+
+        return load_npz(place(source, root))
+    module, function = SOURCES[source].split(":")
+    dataset: Dataset = getattr(import_module(module), function)(root)
+    return dataset
 
 
 def list_files(source: str, root: Path, options: Options | None = None) -> ImageFiles:

@@ -16,20 +16,24 @@ from fastswa.errors import RequestError
 _KEYS = ("x_train", "y_train", "x_test", "y_test", "x_unlabelled", "classes")
 
 
-def load_npz(path: Path) -> Dataset:
+def load_npz(path: Path, *, target: bool = False) -> Dataset:
     """The Dataset of an .npz file, images as (N, C, H, W).
 
     Images are uint8 of shape (N, H, W), (N, H, W, C) or (N, C, H, W); the last axis holds the channels
     where its length is 1 or 3. Labels are integers, -1 where there is none; `x_unlabelled` joins the
-    training images with label -1. `classes` names the labels, "0", "1", … where it is absent.
+    training images with label -1. `classes` names the labels, "0", "1", … where it is absent. The file of a `target`
+    needs no training labels, and no x_train beside x_unlabelled.
     """
     path = Path(path)
-    arrays = _read(path)
+    arrays = _read(path, target)
+    if target:
+        arrays.setdefault("x_train", arrays.pop("x_unlabelled", np.zeros(0, np.uint8)))
+        arrays.setdefault("y_train", np.full(len(arrays["x_train"]), UNLABELLED))
     shape = arrays["x_train"].shape[1:]
     images = {key: _images(path, key, arrays[key], shape) for key in arrays if key.startswith("x_")}
     labels = {key: _labels(path, key, arrays[key]) for key in arrays if key.startswith("y_")}
     _check_parts(path, images, labels)
-    classes = _classes(path, arrays.get("classes"), labels)
+    classes = _classes(path, arrays.get("classes"), labels, needed=not target)
     if "x_unlabelled" in images:
         extra = images["x_unlabelled"]
         images["x_train"] = np.concatenate([images["x_train"], extra])
@@ -40,7 +44,7 @@ def load_npz(path: Path) -> Dataset:
     return Dataset(train, ImageSet(images["x_test"], labels["y_test"], classes, name=f"{path} (test)"))
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
+def _read(path: Path, target: bool) -> dict[str, np.ndarray]:
     """The known arrays of the file, none of them pickled, with every key that must go with another."""
     if not path.is_file():
         raise RequestError(f"{path}: there is no such file; give the path of an .npz file.")
@@ -49,15 +53,17 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             raise RequestError(f"{path} is not an .npz file or is truncated; write it again with numpy.savez.")
         with np.load(path, allow_pickle=False) as file:
             keys = tuple(file.files)
-            _check_keys(path, keys)
+            _check_keys(path, keys, target)
             arrays = {key: _member(path, file, key) for key in _KEYS if key in keys}
     except (OSError, EOFError, ValueError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         raise RequestError(f"{path} is damaged or cannot be read ({error}); write it again.") from error
     return arrays
 
 
-def _check_keys(path: Path, keys: tuple[str, ...]) -> None:
+def _check_keys(path: Path, keys: tuple[str, ...], target: bool) -> None:
     needed = ["x_train", "y_train"]
+    if target:
+        needed = ["x_train"] if "y_train" in keys or "x_unlabelled" not in keys else []
     needed += ["x_test", "y_test"] if "x_test" in keys or "y_test" in keys else []
     absent = [key for key in needed if key not in keys]
     if absent:
@@ -115,12 +121,14 @@ def _labels(path: Path, key: str, array: np.ndarray) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def _classes(path: Path, names: np.ndarray | None, labels: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+def _classes(path: Path, names: np.ndarray | None, labels: Mapping[str, np.ndarray], needed: bool) -> tuple[str, ...]:
     if names is not None:
         if names.ndim != 1 or names.dtype.kind not in "US":
             raise RequestError(f"{path}: classes is {names.dtype} of shape {names.shape}; it must be a list of names.")
         return tuple(n.decode("utf-8", "replace") if isinstance(n, bytes) else str(n) for n in names.tolist())
     highest = max((int(values.max()) for values in labels.values() if len(values)), default=UNLABELLED)
+    if highest == UNLABELLED and not needed:
+        return ()
     if highest == UNLABELLED:
         raise RequestError(f"{path}: y_train holds no label, and there is no `classes`.")
     if highest >= 1 << 16:
