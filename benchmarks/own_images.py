@@ -1,11 +1,13 @@
 """One's own images, as a new user has them: PNG files in folders, default settings, a few minutes.
 
     python benchmarks/own_images.py IMAGES.npz [--labels 100] [--splits 1,2,3] [--minutes 5] [--record FILE]
+    python benchmarks/own_images.py IMAGES.npz --labels 500 --splits 1 --keep FOLDER
 
-Makes a folder for each split from an .npz file (x_train, y_train, x_test, y_test): a few training images under
-labeled/CLASS/, all others under unlabeled/, the test images under test/CLASS/. Then runs `fastswa check` (which also
-prepares the images, so that both trainings find them prepared), `fastswa train FOLDER --minutes M` and the same with
-`--method supervised`, one after the other, and compares the test errors of the models that they offer for use.
+Makes a folder for each split from an .npz file (x_train, y_train, x_test, y_test, classes if it has them): a few
+training images under labeled/CLASS/, all others under unlabeled/, the test images under test/CLASS/. Then runs `fastswa
+check` (which also prepares the images, so that both trainings find them prepared), `fastswa train FOLDER --minutes M`
+and the same with `--method supervised`, one after the other, and compares the test errors of the models that they offer
+for use. With `--keep` it only makes the folder of the first split, to try the commands on by hand.
 """
 
 from __future__ import annotations
@@ -41,18 +43,19 @@ def make_folder(arrays: dict[str, np.ndarray], files: Path, folder: Path, labels
     train = arrays["y_train"]
     order = np.random.default_rng(seed).permutation(len(train))
     classes = np.unique(train)
+    names = {k: str(arrays["classes"][k]) if "classes" in arrays else str(k) for k in classes}
     chosen = np.concatenate([order[train[order] == k][: labels // len(classes)] for k in classes])
     labelled = np.zeros(len(train), bool)
     labelled[chosen] = True
-    for name in classes:
+    for name in names.values():
         for part in ("labeled", "test"):
-            (folder / part / str(name)).mkdir(parents=True)
+            (folder / part / name).mkdir(parents=True)
     (folder / "unlabeled").mkdir()
     for number, (label, known) in enumerate(zip(train, labelled, strict=True)):
-        place = folder / "labeled" / str(label) if known else folder / "unlabeled"
+        place = folder / "labeled" / names[label] if known else folder / "unlabeled"
         os.link(files / "train" / f"{number}.png", place / f"{number}.png")
     for number, label in enumerate(arrays["y_test"]):
-        os.link(files / "test" / f"{number}.png", folder / "test" / str(label) / f"{number}.png")
+        os.link(files / "test" / f"{number}.png", folder / "test" / names[label] / f"{number}.png")
 
 
 def fastswa(*words: str) -> tuple[list[dict[str, Any]], float]:
@@ -79,10 +82,16 @@ def main() -> None:
     parser.add_argument("--minutes", default="5")
     parser.add_argument("--record", type=Path)
     parser.add_argument("--work", type=Path)
+    parser.add_argument("--keep", type=Path)
     arguments = parser.parse_args()
     splits = [int(word) for word in arguments.splits.split(",")]
     with np.load(arguments.images, allow_pickle=False) as file:
-        arrays = {key: file[key] for key in ("x_train", "y_train", "x_test", "y_test")}
+        arrays = {key: file[key] for key in ("x_train", "y_train", "x_test", "y_test", "classes") if key in file}
+    if arguments.keep is not None:
+        with tempfile.TemporaryDirectory(dir=arguments.keep.absolute().parent) as work:
+            make_files(arrays, Path(work) / "files")
+            make_folder(arrays, Path(work) / "files", arguments.keep, arguments.labels, splits[0])
+        return
     errors: dict[str, list[float]] = {method: [] for method in METHODS}
     rows = []
     with tempfile.TemporaryDirectory(dir=arguments.work) as work:
