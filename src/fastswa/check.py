@@ -207,7 +207,7 @@ def _batch(source: str, dataset: Dataset, problems: list[str]) -> dict[str, int]
 
     try:
         config = with_data_defaults(build_config(own_data_layer(source)), dataset)
-        split = split_by(config.split, dataset.train)
+        split = split_by(config.split, dataset)
         batches = plan_batches(split, size=config.batch.size, labelled=config.batch.labelled, steps=config.batch.steps)
         refuse_size(config.model.name, dataset.train.shape)
     except RequestError as error:

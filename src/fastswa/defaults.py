@@ -50,7 +50,9 @@ def own_data_defaults(config: Config, dataset: Dataset, *, gpu: bool) -> Config:
     """The configuration for these data, with everything filled in that nobody gave."""
     config = config.model_copy(update={"split": filled(config.split, validation=validation_images(config, dataset))})
     holding = holding_of(config, dataset)
-    if not holding.unlabelled and config.data.extra is None:
+    if dataset.domains is not None:
+        config = _adapting(config)
+    elif not holding.unlabelled and config.data.extra is None:
         config = config.model_copy(update={"method": filled(config.method, name="supervised")})
     side = holding.side
     on_cnn13 = gpu and 12 <= side < LARGE
@@ -75,6 +77,15 @@ def own_data_defaults(config: Config, dataset: Dataset, *, gpu: bool) -> Config:
     return resolved(config.model_copy(update=sections))
 
 
+def _adapting(config: Config) -> Config:
+    """Self-ensembling with its published views and one head, where another domain is named and no other method."""
+    method = filled(config.method, name="self-ensembling")
+    if method.name != "self-ensembling":
+        return config
+    augment = filled(config.augment, warp=True, affine=0.1, noise=0.1, standardise=True)
+    return config.model_copy(update={"method": method, "augment": augment, "model": filled(config.model, heads=1)})
+
+
 def validation_images(config: Config, dataset: Dataset) -> int:
     """How many labelled images to hold out: a fifth of the known labels.
 
@@ -93,12 +104,14 @@ def validation_images(config: Config, dataset: Dataset) -> int:
 
 def holding_of(config: Config, dataset: Dataset) -> Holding:
     """What the configuration's split leaves to train on."""
-    split = split_by(config.split, dataset.train)
+    split = split_by(config.split, dataset)
+    domains = dataset.domains
+    test = dataset.test if dataset.test is not None or domains is None else domains.source_test
     return Holding(
         labelled=len(split.labelled),
-        unlabelled=len(split.unlabelled),
+        unlabelled=len(split.unlabelled) if domains is None else len(domains.images),
         validation=len(split.validation),
-        test=0 if dataset.test is None else len(dataset.test),
+        test=0 if test is None else len(test),
         classes=len(dataset.classes),
         shape=dataset.train.shape,
     )
@@ -109,7 +122,8 @@ def _batch(config: Config, holding: Holding, gpu: bool) -> dict[str, Any]:
 
     An epoch is a pass over the unlabelled images, within limits: twenty images make epochs of some steps all the
     same, and of half a million each epoch takes another part. Classes come as often as they have labels: drawn equally
-    often, those with a label or two were learnt by heart and others taken for them.
+    often, those with a label or two were learnt by heart and others taken for them. Of two domains a batch holds as many
+    images each, and an epoch is a pass over the larger one.
     """
     size = config.batch.size if "size" in config.batch.model_fields_set else BATCH
     labelled, unlabelled = holding.labelled, holding.unlabelled
@@ -117,10 +131,15 @@ def _batch(config: Config, holding: Holding, gpu: bool) -> dict[str, Any]:
         unlabelled += MANY
     share = round(size * labelled / max(labelled + unlabelled, 1))
     share = max(min(share, size * 3 // 4), min(labelled, size * LABELLED // BATCH), 1)
+    if config.data.target is not None:
+        share = max(size * LABELLED // BATCH, 1)
     if "labelled" in config.batch.model_fields_set:
         share = config.batch.labelled
     images, places = (unlabelled, size - share) if unlabelled and share < size else (labelled, size)
-    steps = min(max(images // places, FEWEST_STEPS), MOST_STEPS * (2 if gpu else 1))
+    pass_over = images // places
+    if config.data.target is not None:
+        pass_over = max(pass_over, labelled // share)
+    steps = min(max(pass_over, FEWEST_STEPS), MOST_STEPS * (2 if gpu else 1))
     return {"size": size, "labelled": share, "steps": steps}
 
 
@@ -130,6 +149,8 @@ def _method(method: MethodConfig, network: str, holding: Holding, epochs: int) -
     The squared difference is a mean over the classes, so that its sum would weigh the same with any number of them if
     the weight grew in proportion; the paper's stays the same for 10 and 100. It grows with the root, between the two.
     """
+    if method.name == "self-ensembling":
+        return MethodConfig(name=method.name).model_dump(include={"weight", "ramp", "threshold", "teacher_decay"})
     if method.name.startswith("vat"):
         channels, height, width = holding.shape
         return {"weight": 1.0, "ramp": 0.0, "epsilon": round(8 * math.sqrt(channels * height * width / 3072), 2)}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastswa.data.images import UNLABELLED, ImageSet
+from fastswa.data.images import UNLABELLED, Dataset, ImageSet
 from fastswa.errors import RequestError
 
 if TYPE_CHECKING:
@@ -24,12 +24,15 @@ class Split:
     validation: np.ndarray
 
 
-def split_by(settings: SplitConfig, images: ImageSet) -> Split:
-    """The split that the settings ask for."""
+def split_by(settings: SplitConfig, dataset: Dataset) -> Split:
+    """The split that the settings ask for; of two domains, the source's.
+
+    There the unlabelled images are the target's: source images that split.labels leaves over stay out.
+    """
     return make_split(
-        images,
+        dataset.train,
         labels=settings.labels,
-        unlabelled=settings.unlabelled,
+        unlabelled=settings.unlabelled if dataset.domains is None else 0,
         validation=settings.validation or 0,
         seed=settings.seed or 0,
         file=None if settings.file is None else Path(settings.file),

@@ -130,11 +130,8 @@ def load_extra_data(config: Config, dataset: Dataset) -> ExtraImages | None:
 
 
 def split_of(config: Config, dataset: Dataset) -> Split:
-    """Which training images are labelled, unlabelled and held out; of two domains, the source's."""
-    if dataset.domains is None:
-        return split_by(config.split, dataset.train)
-    # Source images that are left over by split.labels stay out: the unlabelled ones are the target's.
-    return split_by(config.split.model_copy(update={"unlabelled": 0}), dataset.train)
+    """Which training images are labelled, unlabelled and held out."""
+    return split_by(config.split, dataset)
 
 
 def unlabelled_of(dataset: Dataset, split: Split) -> tuple[ImageSet, np.ndarray]:
