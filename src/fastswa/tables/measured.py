@@ -117,8 +117,18 @@ def differences(config: Config, row: Row) -> set[str]:
     return _unlike(_compared(config), row.name)
 
 
+def of_layer(results: Sequence[Result], layer: Mapping[str, Any]) -> list[Result]:
+    """The results whose settings are those of `layer`, but for seeds, averages and what a resume may change."""
+    theirs = _compared(build_config(dict(layer))), frozenset(_flat(layer))
+    return [result for result in results if not _differing(_compared(result.config), *theirs)]
+
+
 def _unlike(ours: Mapping[str, Any], recipe: str) -> set[str]:
-    theirs, stated = _recipe_settings(recipe)
+    return _differing(ours, *_recipe_settings(recipe))
+
+
+def _differing(ours: Mapping[str, Any], theirs: Mapping[str, Any], stated: frozenset[str]) -> set[str]:
+    """In which settings a run is another; `stated` are those that its description names."""
     unlike = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
     if not unlike or unlike & stated or not all(name.startswith("method.") for name in unlike):
         return unlike

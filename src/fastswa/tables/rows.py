@@ -83,6 +83,18 @@ METHODS = {
         {"weight": 30, "ramp": 80},
         "The weight and the one head are our choice, not yet searched for on validation.",
     ),
+    "sntg": Procedure(
+        "SNTG on Temporal Ensembling",
+        1,
+        {"weight": 30, "ramp": 80, "neighbours": 0.1, "margin": 1},
+        "Weights, margin and the one head are our choice, not yet searched for on validation.",
+    ),
+    "vadd": Procedure(
+        "VAdD",
+        1,
+        {"weight": 100, "ramp": 5, "delta": 0.05},
+        "The weight, the layer (the last dropout) and the one head are our choice, not yet searched for on validation.",
+    ),
     "vat": Procedure(
         "VAT",
         1,
@@ -240,7 +252,7 @@ class Row:
             return VARIANTS[self.variant].source
         own = sorted((cell for cell in self.cells if not cell.quoted), key=lambda cell: cell.epoch or 0)
         quoted = [f"{figure(cell)} ({cell.source})" for cell in self.cells if cell.quoted]
-        sentences = []
+        sentences = [] if self.cells else ["Paper: no cell with so many labels."]
         if own:
             sentences.append(f"Paper: {', '.join(_with_epoch(cell) for cell in own)}.")
         if quoted:
@@ -284,6 +296,7 @@ def all_rows() -> dict[str, Row]:
     """Every run behind the CIFAR tables by its name, in the tables' order."""
     rows = [row for table in TABLES for cell in published(table) if (row := row_of(cell)) is not None]
     rows += [Row("cifar10-cnn", "mean-teacher", 4000, variant=variant) for variant in VARIANTS]
+    rows += [Row("cifar10-cnn", "sntg", 4000)]
     return {row.name: row for row in rows}
 
 

@@ -18,7 +18,11 @@ from fastswa.tables.rows import TABLES, Row, figure, row_of
 PAPER_SEEDS = 3
 NOT_MEASURED = "not measured"
 # Tables that are not cells by labels and method.
-WHOLE = {"soa": "fastswa.tables.soa:soa", "averaging-often": "fastswa.tables.often:often"}
+WHOLE = {
+    "soa": "fastswa.tables.soa:soa",
+    "averaging-often": "fastswa.tables.often:often",
+    "domain-adaptation": "fastswa.tables.domains:domain_adaptation",
+}
 
 TITLES = {
     "supervised": "Supervised",
