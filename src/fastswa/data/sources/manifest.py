@@ -110,7 +110,7 @@ class _Rows:
         by_number = list(self.names)
         known = ~tests & (labels != UNLABELLED)
         classes = sorted(by_number if target else {by_number[n] for n in np.unique(labels[known])})
-        where = f"{self.file}, the {len(self.missing)} missing of its files aside," if self.missing else str(self.file)
+        where = f"{self.file} ({len(self.missing)} of its files not being there)" if self.missing else str(self.file)
         if not target:
             refuse_few_classes(where, classes, int(known.sum()))
             refuse_strange_classes(str(self.file), {by_number[n] for n in np.unique(labels[tests])}, classes)
