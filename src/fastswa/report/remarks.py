@@ -48,6 +48,8 @@ def _of_the_record(run: RunRecord) -> list[Remark]:
                         f"{shown(name)} has averaged nothing: it starts at epoch {average.start or 0:g} of {epochs}."
                     )
                 )
+    if run.metrics and isinstance(run.metrics[-1].get("warning"), str):
+        made.append(Remark(f"At the last evaluation: {run.metrics[-1]['warning']}", grave=True))
     for images in run.sets:
         broken = [shown(name) for name, error in run.final(images).items() if not math.isfinite(error)]
         if broken:

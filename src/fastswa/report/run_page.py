@@ -10,6 +10,7 @@ from fastswa.report import words
 from fastswa.report.errors_part import errors_part
 from fastswa.report.facts_part import cost_facts, settings_facts
 from fastswa.report.findings import Findings
+from fastswa.report.guesses_part import guesses_part
 from fastswa.report.images_part import (
     calibration_part,
     confusions_part,
@@ -39,6 +40,7 @@ def run_page(run: RunRecord, found: Findings | None, missing: str | None, sugges
         tiles=_tiles(run, found),
         remarks=remarks(run, found),
         errors=errors_part(run, found),
+        guesses=guesses_part(run),
         preference=", ".join(shown(kind.replace("-", "_")) for kind in PREFERENCE),
         confusions=None if measured is None or found is None else confusions_part(found, measured),
         calibration=None if measured is None or found is None else calibration_part(run, found, measured),
