@@ -122,8 +122,8 @@ def _batch(config: Config, holding: Holding, gpu: bool) -> dict[str, Any]:
 
     An epoch is a pass over the unlabelled images, within limits: twenty images make epochs of some steps all the
     same, and of half a million each epoch takes another part. Classes come as often as they have labels: drawn equally
-    often, those with a label or two were learnt by heart and others taken for them. Of two domains a batch holds as many
-    images each, and an epoch is a pass over the larger one.
+    often, those with a label or two were learnt by heart and others taken for them. Of two domains a batch holds as
+    many images each, and an epoch is a pass over the larger one.
     """
     size = config.batch.size if "size" in config.batch.model_fields_set else BATCH
     labelled, unlabelled = holding.labelled, holding.unlabelled
