@@ -1,7 +1,8 @@
-"""The examples of averaging in others' loops: they run, and the averages are the means that they claim to be."""
+"""The examples: they run, averages are the means that they claim to be, and an exported model needs nothing else."""
 
 from __future__ import annotations
 
+import csv
 import importlib
 import re
 import subprocess
@@ -12,8 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+
+from conftest import Command
+from fastswa.data.sources.digits import load_digits
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -32,6 +37,28 @@ def test_the_plain_loop_prints_three_networks() -> None:
     # Cycles of two epochs after the eighth; fast-SWA begins a cycle earlier and takes each of the four steps an epoch.
     assert list(found) == ["last iterate", "SWA of 3", "fast-SWA of 25"]
     assert max(found.values()) < 50
+
+
+def test_an_exported_model_says_alone_what_fastswa_says(finished: Path, command: Command, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    digits = load_digits().test
+    assert digits is not None
+    (tmp_path / "images").mkdir()
+    for number, pixels in enumerate(digits.pixels[:40, 0]):
+        # Some of another size or shape, some in colour.
+        image = Image.fromarray(pixels).resize([(8, 8), (20, 20), (13, 31), (9, 8)][number % 4])
+        image.convert("RGB" if number % 8 == 1 else "L").save(tmp_path / "images" / f"{number:02}.png")
+    assert command("export", finished, "--out", tmp_path / "model.onnx").code == 0
+    words = [sys.executable, str(EXAMPLES / "run_onnx.py"), str(tmp_path / "model.onnx"), str(tmp_path / "images")]
+    answer = subprocess.run(words, capture_output=True, text=True, check=True)
+    head, *alone = csv.reader(answer.stdout.splitlines())
+    out = tmp_path / "predicted.csv"
+    assert command("predict", finished, tmp_path / "images", "--top-k", "1", "--out", out).code == 0
+    _, *ours = csv.reader(out.read_text().splitlines())
+    assert head == ["path", "label", "confidence"]
+    assert len(ours) == 40
+    assert [row[:2] for row in alone] == [row[:2] for row in ours]
+    assert [float(row[2]) for row in alone] == pytest.approx([float(row[2]) for row in ours], abs=1e-5)
 
 
 # Lightning warns of few workers, of loggers that are not there, and uses what torch has deprecated.
