@@ -22,7 +22,7 @@ BATCH = 256
 
 
 def read(path: Path, channels: int, height: int, width: int) -> np.ndarray:
-    """(channels, height, width) uint8: turned upright, in the model's colours, the shorter side fitted, overhang cut."""
+    """(channels, height, width) uint8: upright, in the model's colours, the shorter side fitted, the overhang cut."""
     with Image.open(path) as opened:
         image = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
     if image.size != (width, height):
