@@ -14,6 +14,7 @@ from fastswa.data.workers import COLOUR, GREY
 from fastswa.errors import RequestError
 
 SMALLEST, LARGEST = 8, 224
+CHANNELS = {"auto": None, "grey": 1, "rgb": 3}
 
 Shape = tuple[int, int, int]
 Progress = Callable[[str, int, int], None]
