@@ -18,7 +18,7 @@ from fastswa.data.features import FeatureSet, feature_dataset
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
 from fastswa.defaults import own_data_defaults
 from fastswa.errors import RequestError, RunError
-from fastswa.layers import build_config, merge
+from fastswa.layers import AVERAGES, build_config, merge
 from fastswa.methods import method_class, refuse_unused
 from fastswa.modelfile import model_bytes, model_of_bytes, save_model
 from fastswa.training.budget import Budget
@@ -114,7 +114,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
             # With nothing held out there is nothing to evaluate on the way.
             {"split": {"validation": 0}, "evaluation": {"every": _NEVER}, "checkpoint": {"every": _NEVER}},
             {"device": device},
-            {"averaging": {"swa": {"kind": "swa"}, "fast_swa": {"kind": "fast-swa"}}},
+            {"averaging": AVERAGES},
             feature_settings(dataset, self.method, self.epochs) if isinstance(dataset.train, FeatureSet) else {},
             {} if self.epochs is None else {"schedule": {"epochs": self.epochs}},
             {} if self.model is None else {"model": {"name": self.model}},

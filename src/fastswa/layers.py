@@ -38,6 +38,9 @@ SHORTHANDS = {
 
 Layer = dict[str, Any]
 
+# What is averaged where no recipe says it.
+AVERAGES: Layer = {"swa": {"kind": "swa"}, "fast_swa": {"kind": "fast-swa"}}
+
 
 def recipe_names() -> list[str]:
     """The names of the built-in recipes."""
@@ -68,7 +71,7 @@ def target_layer(name: str) -> Layer:
 
 def own_data_layer(source: str) -> Layer:
     """What to do with a person's own data when no recipe is named."""
-    return {"data": {"source": source}, "averaging": {"swa": {"kind": "swa"}, "fast_swa": {"kind": "fast-swa"}}}
+    return {"data": {"source": source}, "averaging": AVERAGES}
 
 
 def file_layer(path: Path) -> Layer:

@@ -20,7 +20,7 @@ from fastswa.data.domains import load_target, pair_domains
 from fastswa.data.extra import ExtraImages, load_extra
 from fastswa.data.features import FeatureSet
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
-from fastswa.data.plan import Options
+from fastswa.data.plan import CHANNELS, Options
 from fastswa.data.sources import SOURCES, load, place
 from fastswa.data.splits import Split, split_by
 from fastswa.defaults import own_data_defaults
@@ -87,7 +87,7 @@ def load_data(config: Config) -> Dataset:
     with progress_bar() as progress:
         options = Options(
             size=None if data.size is None else (data.size, data.size),
-            channels={"auto": None, "grey": 1, "rgb": 3}[data.channels],
+            channels=CHANNELS[data.channels],
             skip_bad=data.skip_bad,
             progress=progress,
         )

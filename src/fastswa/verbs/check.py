@@ -17,13 +17,12 @@ PAGE = "check.html"
 
 def run(arguments: Arguments) -> int:
     from fastswa.console import progress_bar
-    from fastswa.data.plan import Options
+    from fastswa.data.plan import CHANNELS, Options
 
     source = arguments.target("folder, manifest, .npz file or data set")
     side = arguments.whole("--size", 0) if "--size" in arguments else None
-    channels = {"auto": None, "grey": 1, "rgb": 3}
     word = arguments.options.get("--channels", "auto")
-    if word not in channels:
+    if word not in CHANNELS:
         raise RequestError(f"--channels: '{word}' is not auto, grey or rgb.")
     if side is not None and not 8 <= side <= 1024:
         raise RequestError(f"--size: {side} is not between 8 and 1024.")
@@ -33,7 +32,7 @@ def run(arguments: Arguments) -> int:
     with progress_bar() as progress:
         options = Options(
             size=None if side is None else (side, side),
-            channels=channels[word],
+            channels=CHANNELS[word],
             skip_bad="--skip-bad" in arguments,
             progress=progress,
         )
