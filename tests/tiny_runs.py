@@ -51,6 +51,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "fixmatch": {"name": "fixmatch", "weight": 1, "threshold": 0.11},
     "flexmatch": {"name": "flexmatch", "weight": 1, "threshold": 0.11},
     "freematch": {"name": "freematch", "weight": 1},
+    "self-ensembling": {"name": "self-ensembling", "threshold": 0.11},
+    "vadd": {"name": "vadd"},
+    "sntg": {"name": "sntg", "weight": 1, "neighbours": 1},
 }
 
 

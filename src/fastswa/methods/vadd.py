@@ -16,7 +16,10 @@ from fastswa.noise import Noise
 
 
 class _Observed(Noise):
-    """A pass's noise that remembers the last dropout layer: its name, mask, input and output."""
+    """A pass's noise that remembers the last dropout layer: its name, mask, input and output.
+
+    To the layers after it the output is where everything begins: nothing below is differentiated.
+    """
 
     def __init__(self, noise: Noise) -> None:
         super().__init__(noise.words, noise._scope)
@@ -26,7 +29,8 @@ class _Observed(Noise):
         if p == 0:
             return x
         mask = (self.uniform(name, x.shape) >= p).to(x.dtype)
-        dropped = x * mask * (1.0 / (1.0 - p))
+        x = x.detach()
+        dropped = (x * mask * (1.0 / (1.0 - p))).requires_grad_()
         self.last = name, mask, x, dropped
         return dropped
 
@@ -88,4 +92,4 @@ class VAdD(Method):
             name, mask, before, after = observed.last
             (gradient,) = torch.autograd.grad(divergence, [after])
         # The mask multiplies what comes before it: the slope by a unit of it is the product, up to a factor.
-        return name, adversarial_mask(mask, gradient * before.detach(), self.config.delta)
+        return name, adversarial_mask(mask, gradient * before, self.config.delta)

@@ -233,8 +233,8 @@ def domain_adaptation(results: Sequence[Result]) -> Sheet:
         marks=marks,
         groups=[entry.pair.title for entry in shown],
         notes=[
-            "Ours are at the last epoch of the recipe (600, 60 for digits), the paper's at the epoch beside them, if any; "
-            "it gives no deviations. Figures for digits are French et al.'s. ± is the standard deviation "
+            "Ours are at the last epoch of the recipe (600, 60 for digits), the paper's at the epoch beside them, if "
+            "any; it gives no deviations. Figures for digits are French et al.'s. ± is the standard deviation "
             "over seeds; min. is one run up to that epoch, or its share where several ran at once.",
         ],
     )
