@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fastswa.data.cache import as_dataset, prepare, refusal
 from fastswa.data.images import UNLABELLED, Dataset, ImageFiles, ImageSet
-from fastswa.data.plan import Options, Plan
+from fastswa.data.plan import Options, Plan, Shape
 from fastswa.data.sources import SOURCES, list_files, load
 from fastswa.errors import RequestError
 
@@ -92,7 +92,7 @@ def check_data(
     notes: list[str] = []
     prepared_at = plan = None
     if source in SOURCES or source.lower().endswith(".npz"):
-        dataset = load(source, root)
+        dataset = load(source, root, options)
     else:
         lenient = replace(options, skip_bad=True)
         files = _listed(source, root, options)
@@ -116,7 +116,7 @@ def check_data(
         classes=[ClassCount(n, int(c), int(t)) for n, c, t in zip(train.classes, counts, tests, strict=True)],
         imbalance=round(float(counts.max() / max(counts.min(), 1)), 2),
         shape=train.shape,
-        sizes=_sizes(plan, train),
+        sizes=sizes_of(plan, train.shape),
         duplicates=duplicates,
         batch=batch,
         time=_time(source, dataset) if timing and own and batch is not None and not problems else None,
@@ -182,10 +182,10 @@ def _name(dataset: Dataset, row: int) -> str:
     return images.files[row] if images.files is not None else f"{part} image {row}"
 
 
-def _sizes(plan: Plan | None, images: ImageSet) -> dict[str, Any]:
-    """Sizes of the files, (height, width) each."""
+def sizes_of(plan: Plan | None, shape: Shape) -> dict[str, Any]:
+    """Sizes of the files, (height, width) each; `shape` is that of images from arrays."""
     if plan is None:
-        size = images.shape[1:]
+        size = shape[1:]
         return {"smallest": size, "median": size, "largest": size, "different": 1, "enlarged": 0, "cropped": 0}
     return {
         "smallest": plan.smallest,

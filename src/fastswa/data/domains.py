@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,14 @@ class Matching:
 class Target:
     """A target's images in the source's shape, with such labels as it has; `shape` is what they had themselves.
 
-    `plan` says what the files were where they came from files; `notes` are sentences on what was changed.
+    `plan` says what the files were where they came from files, and `unreadable` which of them are left out and why;
+    `notes` are sentences on what was changed.
     """
 
     dataset: Dataset
     shape: Shape
     plan: Plan | None = None
+    unreadable: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -108,8 +110,7 @@ def _from_files(source: str, path: Path, shape: Shape, options: Options) -> Targ
     if channels == 3 and plan.grey:
         grey = "target images are grey" if plan.grey == plan.images else f"{plan.grey} target images are grey"
         notes.append(f"{grey} and are taken as RGB, which the source is.")
-    own = (1 if plan.grey == plan.images else 3, *plan.median)
-    return Target(dataset, own, plan, tuple(notes))
+    return Target(dataset, plan.own, plan, {**files.missing, **prepared.unreadable}, tuple(notes))
 
 
 def pair_domains(

@@ -53,6 +53,11 @@ class Plan:
         return self.channels, self.height, self.width
 
     @property
+    def own(self) -> Shape:
+        """(C, H, W) of the files themselves: their median size, and grey where all of them are."""
+        return 1 if self.grey == self.images else 3, *self.median
+
+    @property
     def notes(self) -> list[str]:
         """Sentences on what preparing changes."""
         side, notes = f"{self.height}x{self.width}", []

@@ -41,21 +41,21 @@ def write_report(
     """
     run = read_run(path)
     target = out or path / "report.html"
-    _refuse_strange(target)
+    refuse_strange(target)
     list_file = target.with_name("label-next.csv" if target.stem == "report" else f"{target.stem}-label-next.csv")
     found, missing = _findings(run, device or run.config.device.name, suggestions, unlabelled)
     page = run_page(run, found, missing, list_file.name)
     suggested = found.doubts.suggested if found is not None and found.doubts is not None else []
     if suggested:
-        _write(list_file, suggestions_csv(suggested))
-    _write(target, page.encode("utf-8"))
+        write_page(list_file, suggestions_csv(suggested))
+    write_page(target, page.encode("utf-8"))
     return Written(target, list_file if suggested else None)
 
 
 def write_comparison(paths: Sequence[Path], out: Path) -> Written:
     """One page on several runs."""
-    _refuse_strange(out)
-    _write(out, comparison_page([read_run(path) for path in paths]).encode("utf-8"))
+    refuse_strange(out)
+    write_page(out, comparison_page([read_run(path) for path in paths]).encode("utf-8"))
     return Written(out)
 
 
@@ -82,7 +82,7 @@ def suggestions_csv(suggested: Sequence[Example]) -> bytes:
     return stream.getvalue().encode("utf-8", "surrogateescape")
 
 
-def _refuse_strange(target: Path) -> None:
+def refuse_strange(target: Path) -> None:
     """Refuse a target that is a folder or a file that was not written here."""
     if target.is_dir():
         raise RequestError(f"{target} is a folder; name the file that the report is to be written to.")
@@ -97,7 +97,7 @@ def _refuse_strange(target: Path) -> None:
         raise RequestError(f"{target} is there already and is no report of fastswa; move it or choose another --out.")
 
 
-def _write(target: Path, content: bytes) -> None:
+def write_page(target: Path, content: bytes) -> None:
     """Replace a file as a whole."""
     temporary = target.with_name(f".{target.name}.writing")
     try:
