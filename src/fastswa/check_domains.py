@@ -20,7 +20,7 @@ from fastswa.data.images import UNLABELLED, Dataset, ImageSet
 from fastswa.data.plan import Options, Plan, Shape
 from fastswa.data.sources import SOURCES, list_files, load
 
-ROW = 12  # thumbnails of each side
+ROW = 8  # thumbnails of each side
 _SHOWN = 30
 
 
