@@ -29,9 +29,9 @@ def errors_part(run: RunRecord, found: Findings | None) -> dict[str, Any] | None
         legend = [(curve.name, curve.style) for curve in curves]
         label = f"Line chart: {images} error in percent against epoch, for {', '.join(name for name, _ in legend)}"
         figures.append(Figure(error_chart(curves, epochs, rate, label), _error_caption(run, images), legend))
-    gains = _gain_figure(run, epochs)
+    figures += filter(None, (_gain_figure(run, epochs), _agreement_figure(run, epochs)))
     return {
-        "figures": figures if gains is None else [*figures, gains],
+        "figures": figures,
         "final": [_final_table(run, images) for images in run.sets],
         "standard": _standard_errors(run, found),
         "evaluations": _evaluations(run),
@@ -39,7 +39,9 @@ def errors_part(run: RunRecord, found: Findings | None) -> dict[str, Any] | None
 
 
 def _error_caption(run: RunRecord, images: str) -> str:
-    sentences = [f"Error on the {images} images; below, the learning rate."]
+    target = run.config.data.target is not None
+    whose = {"test": "the target's test", "source": "the source's test", "validation": "the source's validation"}
+    sentences = [f"Error on {whose[images] if target else f'the {images}'} images; below, the learning rate."]
     if any(0 < end < run.config.schedule.epochs for end in run.cycle_ends()):
         sentences.append("Dotted lines: a cycle ends and the rate jumps back up.")
     for name, average in run.config.averaging.items():
@@ -65,6 +67,29 @@ def _gain_figure(run: RunRecord, epochs: float) -> Figure | None:
         "Above the line it is better."
     )
     return Figure(gain_chart(curves, epochs, label), caption, [(curve.name, curve.style) for curve in curves])
+
+
+def _agreement_figure(run: RunRecord, epochs: float) -> Figure | None:
+    """How often the other networks say of the target's images what the student says."""
+    style = styles(run.networks)
+    lines = [
+        (float(line["epoch"]), line["agreement"]) for line in run.metrics if isinstance(line.get("agreement"), dict)
+    ]
+    curves = [
+        Curve(shown(name), style[name], tuple((epoch, said[name]) for epoch, said in lines if name in said))
+        for name in run.networks
+        if any(name in said for _, said in lines)
+    ]
+    if not curves:
+        return None
+    names = ", ".join(curve.name for curve in curves)
+    label = f"Line chart: percent of target images of which each network says what the student says, for {names}"
+    caption = (
+        "Agreement on the target: of how many of its training images, in percent, each network says what the student of "
+        "the same epoch says. No label is needed for it, nor used."
+    )
+    legend = [(curve.name, curve.style) for curve in curves]
+    return Figure(error_chart(curves, epochs, None, label), caption, legend)
 
 
 def _final_table(run: RunRecord, images: str) -> Table:
