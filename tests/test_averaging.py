@@ -490,3 +490,114 @@ def test_the_average_predicts_in_evaluation_mode_whatever_the_model_is_in() -> N
     averaged.module(batches[1] + 5)
     assert torch.equal(averaged.module[1].running_mean, statistics)
     assert model.training
+
+
+def inside(model: nn.Module, **options: Any) -> AveragedWeights:
+    return AveragedWeights(model, every=0, inside=True, **options)
+
+
+@pytest.mark.parametrize("decay", [None, 0.8])
+@pytest.mark.parametrize("start", [0.0, 1.0, 1.4])
+def test_an_average_inside_a_step_is_the_one_outside(decay: float | None, start: float) -> None:
+    """From its start on and not before: until then `take` runs, and takes nothing."""
+    model = network()
+    within, beside = inside(model, start=start, decay=decay), AveragedWeights(model, start=start, every=0, decay=decay)
+    for step in range(1, 31):
+        wander(model, step)
+        due = within.expect(step / 10)
+        within.take()
+        assert due == beside.update(step / 10) == (step / 10 >= start - 1e-9)
+        assert within.count == beside.count
+    assert same_parameters(within.module, beside.module)
+    assert all(torch.equal(a, b) for a, b in zip(within.module.buffers(), beside.module.buffers(), strict=True))
+
+
+def test_update_serves_an_average_inside_a_step_too() -> None:
+    model = network()
+    within, beside = inside(model, start=1.0), AveragedWeights(model, start=1.0, every=0)
+    for step in range(1, 21):
+        wander(model, step)
+        assert within.update(step / 10) == beside.update(step / 10)
+        # What a step does on its own account now is nothing.
+        within.take()
+    assert (within.count, beside.count) == (11, 11)
+    assert same_parameters(within.module, beside.module)
+
+
+class Weights(nn.Module):
+    """Numbers alone."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.numbers = nn.Parameter(torch.zeros(count))
+
+
+def test_the_mean_of_a_hundred_thousand_iterates_is_theirs_to_the_last_bit() -> None:
+    """Weights that wander about a slow drift, as on a schedule that goes on; a plain running mean loses 10 bits."""
+    count, size = 100_000, 32
+    generator = torch.Generator().manual_seed(0)
+    scale = 10.0 ** torch.linspace(-6, 2, size)
+    iterates = torch.randn(count, size, generator=generator) * 0.02 + 0.5 + torch.rand(size, generator=generator)
+    iterates += torch.linspace(0, 0.3, count)[:, None]
+    iterates *= scale
+    model = Weights(size)
+    averaged = inside(model)
+    averaged.expect(0.0)
+    rows = iterates.unbind()
+    with torch.no_grad():
+        for row in rows:
+            model.numbers.copy_(row)
+            averaged.take()
+    (mean,) = averaged.module.parameters()
+    true = iterates.double().mean(dim=0)
+    last_bit = torch.finfo(torch.float32).eps * true.abs()
+    assert ((mean.double() - true).abs() <= last_bit).all()
+
+
+def test_taking_reads_nothing_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network(dtype=torch.float32)
+    averaged = inside(model, start=0.5)
+    with no_host_reads(monkeypatch):
+        for step in range(1, 4):
+            averaged.expect(step / 3)
+            averaged.take()
+    assert averaged.count == 2
+
+
+def test_a_weight_of_nothing_leaves_every_bit() -> None:
+    model = network(dtype=torch.float32)
+    averaged = inside(model, start=0.0)
+    for step in range(7):
+        wander(model, step)
+        averaged.update(float(step))
+    before = [p.clone() for p in averaged.module.parameters()]
+    wander(model, 99)
+    averaged.take()
+    assert all(torch.equal(a, b) for a, b in zip(before, averaged.module.parameters(), strict=True))
+
+
+def test_the_state_of_an_average_inside_a_step_goes_round() -> None:
+    model = network(dtype=torch.float32)
+    first = inside(model, start=0.0)
+    for step in range(9):
+        wander(model, step)
+        first.update(float(step))
+    saved = copy.deepcopy(first.state_dict())
+    second = inside(copy.deepcopy(model), start=0.0)
+    second.load_state_dict(saved)
+    second._source = model
+    for step in range(9, 20):
+        wander(model, step)
+        assert first.update(float(step)) == second.update(float(step))
+    assert all(torch.equal(a, b) for a, b in zip(first.module.parameters(), second.module.parameters(), strict=True))
+    # A state without what only accuracy needs is taken too.
+    plain = {key: value for key, value in saved.items() if key != "inside"}
+    third = inside(copy.deepcopy(model))
+    third.load_state_dict(plain)
+    assert third.count == 9
+    assert float(third.state_dict()["inside"]["taken"]) == 9
+
+
+def test_an_average_inside_a_step_takes_every_step() -> None:
+    with pytest.raises(ValueError, match="every must be 0, not 1"):
+        AveragedWeights(network(), every=1, inside=True)

@@ -264,7 +264,7 @@ def test_rows_come_in_the_order_asked_for(home: Path) -> None:
         (["cifar10-cn"], "no runs belong to a table 'cifar10-cn'; did you mean cifar10-cnn?"),
         (["soa"], "no runs belong to a table 'soa'"),
         (["cifar10-cnn", "--methods", "pie"], "cifar10-cnn has no runs of 'pie'; did you mean pi?"),
-        (["cifar10-cnn", "--methods", "vadd"], "cifar10-cnn has no runs of 'vadd'"),
+        (["cifar10-cnn", "--methods", "vada"], "cifar10-cnn has no runs of 'vada'; did you mean vadd?"),
         (["cifar10-cnn", "--labels", "3000"], "cifar10-cnn has no row with 3000 labels; there are: 1000, 2000"),
         (["cifar10-cnn", "--labels", "10000", "--methods", "vat"], "has no row with these labels and methods together"),
         (["cifar10-cnn", "--seeds", "3,3"], "--seeds: a seed is named twice."),

@@ -10,6 +10,7 @@ import torch
 from conftest import Command
 from fastswa.layers import build_config, recipe_layer
 from fastswa.training.feed import learning_rate
+from fastswa.training.refresh import refresh_batches
 from fastswa.training.state import State
 from tiny_runs import FLAGS, METHODS, assert_identical, make_trainer, metrics, tiny, train
 
@@ -102,3 +103,77 @@ def test_recipes_of_the_frontier(name: str, labels: int, steps: int) -> None:
     assert learning_rate(config, schedule.epochs) == pytest.approx(0, abs=1e-12)
     assert config.averaging["fast_swa"].start == 0.75 * schedule.epochs
     assert config.averaging["ema"].every == 0
+
+
+def test_the_teacher_of_self_ensembling_starts_as_a_copy(tmp_path: Path) -> None:
+    state = make_trainer(tiny({"method": METHODS["self-ensembling"]}), tmp_path).state
+    assert state.teacher is not None
+    assert_identical(dict(state.student.state_dict()), dict(state.teacher.state_dict()))
+    other = make_trainer(tiny(), tmp_path).state
+    assert other.teacher is not None
+    pairs = zip(other.student.parameters(), other.teacher.parameters(), strict=True)
+    assert not all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_averages_of_self_ensembling_are_refreshed_on_images_without_labels(tmp_path: Path) -> None:
+    trainer = make_trainer(tiny({"method": METHODS["self-ensembling"]}), tmp_path)
+    plan, unlabelled = trainer.material.plan, set(trainer.material.split.unlabelled.tolist())
+    batches = [row for row, _ in refresh_batches(trainer.config, plan, "swa/1")]
+    assert [len(row) for row in batches] == [plan.size - plan.labelled] * 2
+    assert all(set(row.tolist()) <= unlabelled for row in batches)
+    mixed = tiny()
+    assert {len(row) for row, _ in refresh_batches(mixed, plan, "swa/1")} == {plan.size}
+
+
+def test_self_ensembling_says_in_how_far_the_target_teaches(tmp_path: Path, command: Command) -> None:
+    run = tmp_path / "run"
+    answer = command(
+        *("train", "digits-mean-teacher", "--out", run, *FLAGS, "--method", "self-ensembling"),
+        *("--method.threshold", "0.999999"),
+    )
+    assert answer.code == 0
+    assert answer.err.count("fastswa: method self-ensembling: no prediction was certain enough to be a target") == 4
+    assert [line["pseudo_labels"]["passing"] for line in metrics(run)] == [0.0] * 4
+    page = (run / "report.html").read_text("utf-8")
+    assert "Guesses that teach" in page
+    assert "At the last evaluation: method self-ensembling: no prediction" in page
+
+
+@pytest.mark.parametrize(
+    ("threshold", "sentence"),
+    [
+        ("0", "method.threshold (0) must lie between 0 and 1, both excluded."),
+        ("1", "method.threshold: 1 is not below 1."),
+        ("-1", "method.threshold: -1 is not at least 0."),
+    ],
+)
+def test_a_threshold_outside_0_and_1_is_one_sentence(
+    threshold: str, sentence: str, tmp_path: Path, command: Command
+) -> None:
+    flags = ["--method", "self-ensembling", "--method.threshold", threshold]
+    answer = command("train", "digits-mean-teacher", "--out", tmp_path / "run", *FLAGS, *flags)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err == f"fastswa: {sentence}\n"
+
+
+def test_self_ensembling_without_images_to_adapt_to_is_refused(tmp_path: Path, command: Command) -> None:
+    flags = ["--method", "self-ensembling", "--split.labels", "1000", "--split.unlabelled", "0"]
+    answer = command("train", "digits-mean-teacher", "--out", tmp_path / "run", *FLAGS, *flags)
+    assert answer.code == 2
+    assert "method self-ensembling learns from images without labels, and there are none" in answer.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("setting", ["neighbours", "margin", "delta"])
+def test_settings_of_other_methods_are_refused(setting: str, tmp_path: Path, command: Command) -> None:
+    flags = ["--method", "pi", f"--method.{setting}", "0.5"]
+    answer = command("train", "digits-mean-teacher", "--out", tmp_path / "run", *FLAGS, *flags)
+    assert answer.err == f"fastswa: method.{setting} has no effect on the method pi; leave it out.\n"
+
+
+def test_vadd_needs_a_network_with_dropout(tmp_path: Path, command: Command) -> None:
+    flags = ["--method", "vadd", "--model.dropout", "0"]
+    answer = command("train", "digits-mean-teacher", "--out", tmp_path / "run", *FLAGS, *flags)
+    sentence = "method vadd: the network has no dropout; give model.dropout or another model."
+    assert (answer.code, answer.err) == (2, f"fastswa: {sentence}\n")
+    assert not (tmp_path / "run").exists()
