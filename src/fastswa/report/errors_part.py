@@ -85,8 +85,8 @@ def _agreement_figure(run: RunRecord, epochs: float) -> Figure | None:
     names = ", ".join(curve.name for curve in curves)
     label = f"Line chart: percent of target images of which each network says what the student says, for {names}"
     caption = (
-        "Agreement on the target: of how many of its training images, in percent, each network says what the student of "
-        "the same epoch says. No label is needed for it, nor used."
+        "Agreement on the target: of how many of its training images, in percent, each network says what the student "
+        "of the same epoch says. No label is needed for it, nor used."
     )
     legend = [(curve.name, curve.style) for curve in curves]
     return Figure(error_chart(curves, epochs, None, label), caption, legend)
