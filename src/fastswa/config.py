@@ -65,13 +65,14 @@ class DataConfig(Section):
         None, description="a text file of the extra images to take, one number or FIRST-LAST a line"
     )
     extra_per_epoch: Positive | None = Field(
-        None, description="at most this many of the extra images an epoch, drawn anew each time; none given: all"
+        None, description="at most this many of the extra or target images an epoch, drawn anew each time; none: all"
     )
 
     @model_validator(mode="after")
     def _extra(self) -> DataConfig:
         for name in ("extra_images", "extra_file", "extra_per_epoch"):
-            if self.extra is None and getattr(self, name) is not None:
+            named = self.extra or (self.target if name == "extra_per_epoch" else None)
+            if named is None and getattr(self, name) is not None:
                 raise ValueError(f"data.{name} says which extra images to take, but data.extra names no source")
         return self
 

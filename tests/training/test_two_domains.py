@@ -137,13 +137,14 @@ def test_source_only_training_is_measured_on_the_target(target: Path, tmp_path: 
 
 def test_a_run_on_two_domains_resumes_exactly(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the device has no room for all of the target."""
-    train(adapting(target), tmp_path / "whole")
-    train(adapting(target), tmp_path / "run", StoppingWatcher(stop=4))
+    some = adapting(target, {"data": {"extra_per_epoch": 200}})
+    train(some, tmp_path / "whole")
+    train(some, tmp_path / "run", StoppingWatcher(stop=4))
     assert go_on(tmp_path / "run")[0].finished
     assert_same_run(tmp_path / "run", tmp_path / "whole")
     monkeypatch.setattr(window, "free_memory", lambda device: 2 * 64 * (1297 + IMAGES - 50))
-    said = train(adapting(target), tmp_path / "window", StoppingWatcher(stop=4))
-    assert said == [f"300 target images of {target}, 225 of them an epoch; each epoch's are brought to cpu (0.0 MiB)."]
+    said = train(some, tmp_path / "window", StoppingWatcher(stop=4))
+    assert said == [f"300 target images of {target}, 200 of them an epoch; each epoch's are brought to cpu (0.0 MiB)."]
     assert go_on(tmp_path / "window")[0].finished
     assert_same_run(tmp_path / "window", tmp_path / "whole")
 

@@ -85,8 +85,8 @@ def plan_batches(
     Where nothing is unlabelled the whole batch is labelled and an epoch is one pass over the labelled images.
     `labelled_only` (supervised training) fills whole batches with labelled images for as many steps as the
     other methods take. Where `steps` are given, a batch may hold an image more than once. With `two_domains` the
-    extra images are the target's and the labelled ones the source's: an epoch is a pass over the larger set, the other
-    one is gone through as often as that takes, and of a set that `steps` do not get through each epoch draws a part.
+    extra images are the target's and the labelled ones the source's: an epoch is a pass over the larger set, and the
+    other one is gone through as often as that takes.
     """
     unlabelled = split.unlabelled
     drawn = extras if extra_per_epoch is None else min(extra_per_epoch, extras)
@@ -97,9 +97,8 @@ def plan_batches(
         raise RequestError("a batch holds no labelled image; give batch.labelled and split.labels at least 1.")
     if available and labelled == size and not labelled_only:
         raise RequestError(f"batch.labelled ({labelled}) leaves no room for unlabelled images in a batch of {size}.")
-    if two_domains and labelled < size:
-        steps = max(len(split.labelled) // labelled, extras // (size - labelled), 1) if steps is None else steps
-        drawn = min(extras, steps * (size - labelled))
+    if two_domains and labelled < size and steps is None:
+        steps = max(len(split.labelled) // labelled, available // (size - labelled), 1)
     pool, share = (available, size - labelled) if available and labelled < size else (len(split.labelled), size)
     if share > pool and steps is None:
         kind = "unlabelled" if share < size else "labelled"

@@ -82,9 +82,12 @@ class Budget:
         if self._changes is None:
             seconds = 60.0 * self.minutes
             costs = measure(ready, seconds / 100)
-            images = sum(len(evaluator.labels) for evaluator in ready.material.evaluators.values())
+            material = ready.material
+            images = sum(len(evaluator.labels) for evaluator in material.evaluators.values())
+            images += 0 if material.agreement is None else len(material.agreement.pixels)
             if self.report:
-                looked_at = images + min(len(ready.material.split.unlabelled), LOOKED_AT)
+                unlabelled = len(material.split.unlabelled) if config.data.target is None else material.plan.extras
+                looked_at = images + min(unlabelled, LOOKED_AT)
                 costs = replace(costs, start=costs.start + REPORT + looked_at * costs.image)
             left = seconds - (time.monotonic() - self.began)
             shape = fitted(

@@ -87,11 +87,11 @@ def bring_over(
     windowed = (len(train) + len(extra)) * size > room or len(extra) > _EPOCHS_HELD * plan.extra_per_epoch
     if windowed and (len(train) + plan.extra_per_epoch) * size > room:
         fitting = max(room // size - len(train), 0)
-        fewer = {"extra": "data.extra_per_epoch or data.extra_images", "target": "batch.steps or split.unlabelled"}
+        fewer = {"extra": "data.extra_images", "target": "split.unlabelled"}
         raise RequestError(
             f"data.{extra.kind}: an epoch's {plan.extra_per_epoch:,} {extra.kind} images take "
-            f"{_shown(plan.extra_per_epoch * size)}, and {device} has room for {fitting:,}; set {fewer[extra.kind]} to "
-            "less."
+            f"{_shown(plan.extra_per_epoch * size)}, and {device} has room for {fitting:,}; set "
+            f"data.extra_per_epoch or {fewer[extra.kind]} to less."
         )
     added = plan.extra_per_epoch if windowed else len(extra)
     pixels = empty_images(len(train) + added, train, device)

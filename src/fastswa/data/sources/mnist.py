@@ -51,6 +51,8 @@ def _load(published: _Published, root: Path) -> Dataset:
     packed = first_file(root, names, (f"{published.name}.npz",))
     if packed is not None:
         dataset = load_npz(packed)
+        if dataset.train.shape[0] != 1:
+            raise RequestError(f"{packed} is not {published.title}: its images are not grey.")
         if dataset.test is None:
             raise RequestError(f"{packed} has no test images; {_advice(published)}.")
         parts = [
