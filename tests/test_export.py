@@ -152,6 +152,24 @@ def test_channels_may_come_last(tmp_path: Path) -> None:
     assert facts["input"] == {"name": "images", "type": "uint8", "layout": "NHWC", "shape": ["batch", 8, 10, 3]}
 
 
+@pytest.mark.parametrize("form", ["onnx", "torch-export"])
+def test_images_may_be_standardised_each_by_itself(form: str, tmp_path: Path) -> None:
+    network = models.build("small", channels=3, classes=3, width=4)
+    model = made(network, (3, 8, 10), architecture="small", standardise=True)
+    images = pictures((3, 8, 10))
+    images[0] = 7
+    centred = images - images.mean(axis=(1, 2, 3), keepdims=True)
+    inputs = centred / np.sqrt(np.square(centred).mean(axis=(1, 2, 3), keepdims=True) + 0.01)
+    with torch.no_grad():
+        expected = model.network(torch.from_numpy(inputs).float()).logits.numpy()
+    np.testing.assert_allclose(model.logits(torch.from_numpy(images)), expected, atol=1e-5)
+    # Compared with the model's own logits before it takes its place.
+    write_export(model, tmp_path / "a", form, images)
+    described = portable.described(model.facts)["normalisation"]
+    assert described.keys() == {"formula"}
+    assert "variance of all x of the image" in described["formula"]
+
+
 def test_plain_weights_have_plain_names(tmp_path: Path) -> None:
     model = made(models.build("cnn13", channels=3, classes=3), (3, 12, 12))
     before = {name: tensor.clone() for name, tensor in model.network.state_dict().items()}

@@ -38,14 +38,14 @@ def weight_of(state: dict[str, Tensor], name: str) -> Tensor:
     return direction * (gain.flatten() / length).view(-1, *[1] * (direction.dim() - 1))
 
 
-def layer(x: Tensor, state: dict[str, Tensor], name: str, padding: int) -> Tensor:
-    """Convolution, batch norm by running statistics, LeakyReLU(0.1)."""
+def layer(x: Tensor, state: dict[str, Tensor], name: str, padding: int, slope: float = 0.1) -> Tensor:
+    """Convolution, batch norm by running statistics, LeakyReLU."""
     x = F.conv2d(x, weight_of(state, f"{name}.conv"), state.get(f"{name}.conv.bias"), padding=padding)
     mean, var, gain, shift = (
         state[f"{name}.norm.{key}"].view(1, -1, 1, 1) for key in ("running_mean", "running_var", "weight", "bias")
     )
     x = (x - mean) / (var + 1e-5).sqrt() * gain + shift
-    return torch.where(x > 0, x, 0.1 * x)
+    return torch.where(x > 0, x, slope * x)
 
 
 def heads(features: Tensor, state: dict[str, Tensor]) -> list[Tensor]:
@@ -73,6 +73,30 @@ def test_cnn13_is_the_papers_table() -> None:
         output = network(images)
     assert torch.allclose(output.logits, first, rtol=1e-9)
     assert torch.allclose(output.consistency, second, rtol=1e-9)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_cnn13_of_domain_adaptation(padded: bool) -> None:
+    """No weight norm, ReLU; padded, the 1x1 convolutions see two rings of zeros, and the top left is pooled."""
+    torch.manual_seed(0)
+    network = CNN13(classes=9, weight_norm=False, activation="relu", padded=padded).double().eval()
+    unsettle(network)
+    state = network.state_dict()
+    assert not [name for name in state if "parametrizations" in name]
+    images = torch.randn(2, 3, 20, 20, dtype=torch.float64)
+    x = images
+    for block in (1, 2):
+        for i in range(3):
+            x = layer(x, state, f"block{block}.{i}", 1, slope=0.0)
+        x = F.max_pool2d(x, 2)
+    for i, padding in enumerate((0, int(padded), int(padded))):
+        x = layer(x, state, f"block3.{i}", padding, slope=0.0)
+    assert x.shape[2:] == ((7, 7) if padded else (3, 3))
+    features = F.avg_pool2d(x, 3, stride=7)[:, :, 0, 0] if padded else x.mean(dim=(2, 3))
+    with torch.no_grad():
+        output = network(images)
+    assert torch.allclose(output.features, features, rtol=1e-9)
+    assert output.consistency is output.logits
 
 
 @pytest.mark.parametrize(
