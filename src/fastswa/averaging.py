@@ -121,9 +121,10 @@ class AveragedWeights:
         """Take the model's present weights into the average if due (no epoch: always); whether it did."""
         if self.inside:
             due = epoch is None or self.due(epoch)
-            self._turn(due)
-            self.take()
-            self._turn(False)
+            if due:
+                self._turn(True)
+                self.take()
+                self._turn(False)
             return due
         if epoch is not None:
             if not self.due(epoch):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -28,7 +28,7 @@ AVERAGES = {"fast_swa": {"kind": "fast-swa", "every": 1}, "every_step": {"kind":
 
 @dataclass(frozen=True)
 class Pair:
-    """A source and a target: what all runs on them share; `error` and `quoted` is a figure of other work."""
+    """A source and a target: what all runs on them share; `quoted` is an error of other work, and whose it is."""
 
     source: str
     target: str
@@ -39,7 +39,6 @@ class Pair:
     evaluate_every: int
     note: str
     quoted: tuple[float, str] | None = None
-    data: dict[str, Any] = field(default_factory=dict)
 
     @property
     def epochs(self) -> int:
@@ -80,7 +79,7 @@ class DomainRun:
         """The recipe's settings."""
         pair = self.pair
         return {
-            "data": {"source": pair.source, "target": pair.target, **pair.data},
+            "data": {"source": pair.source, "target": pair.target},
             "batch": {"size": 512, "labelled": 256},
             "augment": {
                 "translate": 2,
