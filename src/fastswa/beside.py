@@ -14,6 +14,7 @@ from torch import Tensor
 
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 _done: dict[torch.device, torch.cuda.Event] = {}
+_used: dict[torch.device, list[Tensor]] = {}
 
 
 @contextmanager
@@ -27,6 +28,18 @@ def stream(device: torch.device) -> Iterator[None]:
         yield
     _done[device] = torch.cuda.Event()
     _done[device].record(side)
+
+
+def keep(*tensors: Tensor) -> None:
+    """The second stream reads these: their memory must not be taken by others before `meet`."""
+    _used.setdefault(tensors[0].device, []).extend(tensors)
+
+
+def meet(device: torch.device) -> None:
+    """Wait for the second stream, where it was given anything to keep."""
+    if _used.get(device):
+        torch.cuda.current_stream(device).wait_event(_done[device])
+        _used[device].clear()
 
 
 @torch.library.custom_op("fastswa::join", mutates_args=())

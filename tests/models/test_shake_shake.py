@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastswa.models.convolution import Weights
 from fastswa.models.shake_shake import ShakeShake, ShakeShake26, _Block, _Downsample, shake
 from fastswa.noise import Noise, step_words
 
@@ -28,6 +29,11 @@ def normalised(x: Tensor, state: dict[str, Tensor], name: str, *, training: bool
     if training:
         mean, var = x.mean(dim=(0, 2, 3), keepdim=True), x.var(dim=(0, 2, 3), keepdim=True, unbiased=False)
     return (x - mean) / (var + 1e-5).sqrt() * gain + shift
+
+
+def weights_of(part: torch.nn.Module) -> Weights:
+    """The weights of a part of a network, as they are."""
+    return Weights({m: m.weight for m in part.modules() if isinstance(m, torch.nn.Conv2d)}, beside=False)
 
 
 def unsettle(network: torch.nn.Module) -> dict[str, Tensor]:
@@ -68,7 +74,7 @@ def test_forward_and_backward_numbers_are_drawn_apart_for_each_image_and_block()
     like = torch.zeros(images, 1, 1, 1, dtype=torch.float64)
     block, other = _Block("block3", 2, 2, 1), _Block("block4", 2, 2, 1)
     draws = [*block._mixing(like, noise_of()), *other._mixing(like, noise_of()), *block._mixing(like, noise_of(1))]
-    assert all(draw.shape == (images, 1, 1, 1) for draw in draws)
+    assert all(draw.shape == (images,) for draw in draws)
     table = torch.stack([draw.flatten() for draw in draws]).double()
     bound = 5 / math.sqrt(images)
     assert float((torch.corrcoef(table) - torch.eye(6)).abs().max()) < bound
@@ -123,7 +129,7 @@ def test_skip_between_stages_takes_even_and_odd_shifted_pixels() -> None:
     x = torch.randn(2, 3, 4, 6, dtype=torch.float64)
     expected = normalised(downsampled(x, state["conv.weight"], state["conv.bias"]), state, "norm")
     with torch.no_grad():
-        assert torch.allclose(skip(x), expected, rtol=1e-10)
+        assert torch.allclose(skip(x, F.relu(x), weights_of(skip)), expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize(("inputs", "outputs", "stride"), [(4, 4, 1), (3, 4, 1), (2, 4, 2)])
@@ -142,8 +148,8 @@ def test_block_in_evaluation_adds_the_skip_path_to_half_of_each_branch(inputs: i
         assert not any(name.startswith("skip") for name in state)
     expected = skip + 0.5 * branch(x, state, "branch1", stride) + 0.5 * branch(x, state, "branch2", stride)
     with torch.no_grad():
-        assert torch.allclose(block(x, noise_of()), expected, rtol=1e-10)
-        assert torch.allclose(block(x, None), expected, rtol=1e-10)
+        assert torch.allclose(block(x, F.relu(x), weights_of(block), noise_of())[0], expected, rtol=1e-10)
+        assert torch.allclose(block(x, F.relu(x), weights_of(block), None)[0], expected, rtol=1e-10)
 
 
 def test_block_in_training_mixes_by_the_noises_numbers() -> None:
@@ -155,7 +161,7 @@ def test_block_in_training_mixes_by_the_noises_numbers() -> None:
     alpha, beta = (
         noise_of().uniform(f"block2/{side}", (4, 1, 1, 1), torch.float64) for side in ("forward", "backward")
     )
-    out = block(x, noise_of())
+    out = block(x, F.relu(x), weights_of(block), noise_of())[0]
     for name in ("branch1", "branch2"):
         convolved = F.conv2d(F.relu(x), state[f"{name}.conv1.weight"], padding=1)
         norm = getattr(block, name).norm1

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 _TRITON = find_spec("triton") is not None
+
+
+def gatherable(tensors: Sequence[Tensor]) -> bool:
+    """Whether kernels.weights takes these weights: on a GPU, in 32 bits, channels last."""
+    return _TRITON and all(
+        tensor.is_cuda and tensor.dtype == torch.float32 and tensor.is_contiguous(memory_format=torch.channels_last)
+        for tensor in tensors
+    )
+
+
+def movable(parameters: Sequence[Tensor]) -> bool:
+    """Whether kernels.update takes these parameters: on one GPU, in 32 bits."""
+    return _TRITON and all(p.is_cuda and p.dtype == torch.float32 for p in parameters)
 
 
 def fusable(x: Tensor, pool: bool = False) -> bool:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_PROCESSORS = 132  # an H200's; tilings were chosen by timing them there
+PROCESSORS = 132  # an H200's; tilings were chosen by timing them there
 _SLOTS = 1 << 15
 
 
@@ -271,7 +271,7 @@ def _block(channels: int) -> int:
     return next(b for b in (64, 32, 16) if channels % b == 0)
 
 
-def _summing(items: int, channels: int, unroll: int, warps: int, programs: int) -> _Tiling:
+def summing(items: int, channels: int, unroll: int, warps: int, programs: int) -> _Tiling:
     """Few, equally loaded programs with many loads in flight: what each leaves has to be added up again."""
     block = _block(channels)
     rows, groups = warps * 256 // block, channels // block
@@ -282,7 +282,7 @@ def _summing(items: int, channels: int, unroll: int, warps: int, programs: int) 
     return _Tiling(block, rows, unroll, warps, triton.cdiv(chunks, max(round(chunks / wanted), 1)), groups)
 
 
-def _mapping(items: int, channels: int, elements: int) -> _Tiling:
+def mapping(items: int, channels: int, elements: int) -> _Tiling:
     """One tile of `elements` a program."""
     block = _block(channels)
     rows = elements // block
@@ -293,7 +293,7 @@ _slots: dict[torch.device, Tensor] = {}
 _taken: dict[torch.device, int] = {}
 
 
-def _counter(device: torch.device, groups: int) -> Tensor:
+def counter(device: torch.device, groups: int) -> Tensor:
     """Zeros (groups,) for a launch's programs to count themselves, left zero by it.
 
     A captured launch is replayed with the same ones for ever, so it gets its own out of a store; others get new ones.
@@ -323,11 +323,11 @@ def batch_statistics(
     channels = x.shape[1]
     rows = x.numel() // channels
     narrow = _block(channels) < 64
-    tiling = _summing(rows, channels, unroll=8, warps=8 if narrow else 4, programs=2 * _PROCESSORS)
+    tiling = summing(rows, channels, unroll=8, warps=8 if narrow else 4, programs=2 * PROCESSORS)
     mean = torch.empty(channels, dtype=torch.float32, device=x.device)
     rstd = torch.empty_like(mean)
     _statistics_kernel[(tiling.programs, tiling.groups)](
-        x, _partial(tiling, x.device), _counter(x.device, tiling.groups), shift, mean, rstd,
+        x, _partial(tiling, x.device), counter(x.device, tiling.groups), shift, mean, rstd,
         running_mean, running_var, rows, momentum, eps,
         C=channels, B=tiling.B, R=tiling.R, U=tiling.U, P=tiling.warps * 8,
         SHIFT=shift is not None, TRACK=running_mean is not None, num_warps=tiling.warps,
@@ -368,13 +368,13 @@ def normalise_activate(
     rows = x.numel() // channels
     if not pool:
         y = torch.empty_like(x)
-        tiling = _mapping(rows, channels, 8192)
+        tiling = mapping(rows, channels, 8192)
         _apply_kernel[(tiling.programs, tiling.groups)](
             x, y, mean, rstd, weight, bias, rows, slope, C=channels, B=tiling.B, R=tiling.R, num_warps=8
         )
         return y
     y = _pooled(x)
-    tiling = _mapping(rows // 4, channels, 2048)
+    tiling = mapping(rows // 4, channels, 2048)
     _pool_apply_kernel[(tiling.programs, tiling.groups)](
         x, y, mean, rstd, weight, bias, rows // 4, slope,
         H=x.shape[2], W=x.shape[3], C=channels, B=tiling.B, R=tiling.R, num_warps=8,
@@ -403,17 +403,17 @@ def normalise_activate_backward(
         else (_backward_sums_kernel, _backward_apply_kernel)
     )
     if pool:
-        tiling = _summing(items, channels, unroll=2, warps=4, programs=2 * _PROCESSORS)
+        tiling = summing(items, channels, unroll=2, warps=4, programs=2 * PROCESSORS)
     else:
         narrow = _block(channels) < 64
-        tiling = _summing(items, channels, unroll=4, warps=8, programs=(2 if narrow else 1) * _PROCESSORS)
+        tiling = summing(items, channels, unroll=4, warps=8, programs=(2 if narrow else 1) * PROCESSORS)
     total = torch.empty(2, channels, dtype=torch.float32, device=x.device)
     sums[(tiling.programs, tiling.groups)](
-        dy, x, _partial(tiling, x.device), _counter(x.device, tiling.groups), total, mean, rstd, weight, bias, items,
+        dy, x, _partial(tiling, x.device), counter(x.device, tiling.groups), total, mean, rstd, weight, bias, items,
         slope, C=channels, B=tiling.B, R=tiling.R, U=tiling.U, P=tiling.warps * 8, num_warps=tiling.warps, **sizes,
     )  # fmt: skip
     dx = torch.empty_like(x)
-    tiling = _mapping(items, channels, 2048 if pool else 4096)
+    tiling = mapping(items, channels, 2048 if pool else 4096)
     apply[(tiling.programs, tiling.groups)](
         dy, x, dx, total, mean, rstd, weight, bias, items, slope,
         C=channels, B=tiling.B, R=tiling.R, num_warps=8, **sizes,

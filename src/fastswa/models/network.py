@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,14 +36,6 @@ class Heads(nn.Module):
         return Output(logits, logits if self.second is None else self.second(features), features)
 
 
-def convolve(x: Tensor, weight: Tensor, padding: Any) -> Tensor:
-    """conv2d of images (N, C, H, W) without bias; few channels are filled up with zeros where a GPU wants eights."""
-    if x.is_cuda and x.shape[1] < 8:
-        missing = (0, 0, 0, 0, 0, 8 - x.shape[1])
-        x, weight = F.pad(x, missing), F.pad(weight, missing)
-    return F.conv2d(x, weight, padding=padding)
-
-
 def global_average(x: Tensor) -> Tensor:
     """Means over pixels: (N, C, H, W) to (N, C); written so that the gradient has its channels last, as x has."""
     return x.permute(0, 2, 3, 1).mean(dim=(1, 2))
@@ -69,32 +61,45 @@ def normalise(norm: nn.BatchNorm2d, x: Tensor, bias: Tensor | None = None) -> Te
     return normal
 
 
+def fuses(norm: nn.BatchNorm2d, x: Tensor, pool: bool = False) -> bool:
+    """Whether kernels of ours do what `norm` does to x: in training, or where no gradient is wanted."""
+    wanted = norm.momentum is not None if norm.training else norm.track_running_stats and not torch.is_grad_enabled()
+    return wanted and kernels.fusable(x, pool)
+
+
+def statistics(norm: nn.BatchNorm2d, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The mean and reciprocal deviation that `norm`, which `fuses`, gives x by channel, without ever adding the bias.
+
+    In training they are x's own, and the running statistics of x + bias move towards them.
+    """
+    if not norm.training:
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        mean = norm.running_mean if bias is None else norm.running_mean - bias
+        return mean, torch.rsqrt(norm.running_var + norm.eps)
+    from fastswa.kernels.norm import batch_statistics
+
+    tracked, momentum = norm.track_running_stats, norm.momentum
+    assert momentum is not None
+    return batch_statistics(
+        x.detach(),
+        bias.detach() if bias is not None else None,
+        norm.running_mean if tracked else None,
+        norm.running_var if tracked else None,
+        momentum,
+        norm.eps,
+    )
+
+
 def norm_leaky_relu(norm: nn.BatchNorm2d, x: Tensor, bias: Tensor | None, slope: float, pool: bool = False) -> Tensor:
     """LeakyReLU of `normalise(norm, x, bias)`, and with `pool` its 2x2 maxima; fused where a GPU allows it.
 
     A slope of 0 makes it a ReLU, one of 1 leaves the norm alone.
     """
-    if norm.training and norm.momentum is not None and kernels.fusable(x, pool):
-        from fastswa.kernels.norm import batch_statistics, normalise_activate
-
-        tracked = norm.track_running_stats
-        mean, rstd = batch_statistics(
-            x.detach(),
-            bias.detach() if bias is not None else None,
-            norm.running_mean if tracked else None,
-            norm.running_var if tracked else None,
-            norm.momentum,
-            norm.eps,
-        )
-        return normalise_activate(x, mean, rstd, norm.weight, norm.bias, slope, pool)
-    if not (norm.training or torch.is_grad_enabled()) and norm.track_running_stats and kernels.fusable(x, pool):
+    if fuses(norm, x, pool):
         from fastswa.kernels.norm import normalise_activate
 
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        mean = norm.running_mean if bias is None else norm.running_mean - bias
-        rstd = torch.rsqrt(norm.running_var + norm.eps)
-        return normalise_activate(x, mean, rstd, norm.weight, norm.bias, slope, pool)
+        return normalise_activate(x, *statistics(norm, x, bias), norm.weight, norm.bias, slope, pool)
     x = normalise(norm, x, bias)
     if slope != 1:
         x = F.leaky_relu(x, slope) if slope else F.relu(x)

@@ -12,7 +12,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fastswa.models.network import Heads, Output, convolve, global_average, norm_leaky_relu
+from fastswa.models.convolution import Convolutional, Weights
+from fastswa.models.network import Heads, Output, global_average, norm_leaky_relu
 from fastswa.noise import Noise
 
 
@@ -25,11 +26,11 @@ class _Layer(nn.Module):
         self.conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return norm_leaky_relu(self.norm, convolve(x, self.conv.weight, self.conv.padding), None, 0.1, self.pool)
+    def forward(self, x: Tensor, weights: Weights) -> Tensor:
+        return norm_leaky_relu(self.norm, weights.convolve(self.conv, x), None, 0.1, self.pool)
 
 
-class ResNet9(nn.Module):
+class ResNet9(Convolutional):
     """(N, C, H, W) normalised images, H and W at least 8, to an `Output`."""
 
     smallest: ClassVar[int] = 8
@@ -39,19 +40,21 @@ class ResNet9(nn.Module):
         super().__init__()
         self.stem = _Layer(channels, width)
         self.layer1 = _Layer(width, 2 * width, pool=True)
-        self.residual1 = nn.Sequential(_Layer(2 * width, 2 * width), _Layer(2 * width, 2 * width))
+        self.residual1 = nn.ModuleList([_Layer(2 * width, 2 * width), _Layer(2 * width, 2 * width)])
         self.layer2 = _Layer(2 * width, 4 * width, pool=True)
         self.layer3 = _Layer(4 * width, 8 * width, pool=True)
-        self.residual2 = nn.Sequential(_Layer(8 * width, 8 * width), _Layer(8 * width, 8 * width))
+        self.residual2 = nn.ModuleList([_Layer(8 * width, 8 * width), _Layer(8 * width, 8 * width)])
         self.heads = Heads(8 * width, classes, heads)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, a=0.1, mode="fan_out", nonlinearity="leaky_relu")
+        self.gather()
 
     def forward(self, x: Tensor, noise: Noise | None = None) -> Output:
-        x = self.layer1(self.stem(x))
-        x = x + self.residual1(x)
-        x = self.layer3(self.layer2(x))
-        x = x + self.residual2(x)
+        weights = self.weights()
+        x = self.layer1(self.stem(x, weights), weights)
+        x = x + self.residual1[1](self.residual1[0](x, weights), weights)
+        x = self.layer3(self.layer2(x, weights), weights)
+        x = x + self.residual2[1](self.residual2[0](x, weights), weights)
         output: Output = self.heads(global_average(x))
         return output

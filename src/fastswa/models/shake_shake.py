@@ -13,7 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastswa.models.network import Heads, Output, convolve, global_average, norm_leaky_relu
+from fastswa.models.convolution import Convolutional, Weights
+from fastswa.models.network import (
+    Heads,
+    Output,
+    fuses,
+    global_average,
+    norm_leaky_relu,
+    normalise,
+    statistics,
+)
 from fastswa.noise import Noise
 
 
@@ -30,7 +39,7 @@ def shake(a: Tensor, b: Tensor, forward: Tensor, backward: Tensor) -> Tensor:
 
 
 class _Branch(nn.Module):
-    """ReLU, 3x3 convolution, batch norm, ReLU, 3x3 convolution, batch norm."""
+    """3x3 convolution, batch norm, ReLU, 3x3 convolution, for an input after its ReLU; `norm2` is applied later."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -39,9 +48,9 @@ class _Branch(nn.Module):
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.norm2 = nn.BatchNorm2d(outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = norm_leaky_relu(self.norm1, self.conv1(F.relu(x)), None, 0.0)
-        return norm_leaky_relu(self.norm2, self.conv2(x), None, 1.0)
+    def forward(self, x: Tensor, weights: Weights) -> Tensor:
+        x = norm_leaky_relu(self.norm1, weights.convolve(self.conv1, x), None, 0.0)
+        return weights.convolve(self.conv2, x)
 
 
 class _Widen(nn.Module):
@@ -52,22 +61,26 @@ class _Widen(nn.Module):
         self.conv = nn.Conv2d(inputs, outputs, 1, bias=False)
         self.norm = nn.BatchNorm2d(outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return norm_leaky_relu(self.norm, self.conv(x), None, 1.0)
+    def forward(self, x: Tensor, active: Tensor, weights: Weights) -> Tensor:
+        return norm_leaky_relu(self.norm, weights.convolve(self.conv, x), None, 1.0)
 
 
 class _Downsample(nn.Module):
-    """The skip path between stages: even and odd-shifted pixels, ReLU, grouped 1x1 convolution, batch norm."""
+    """The skip path between stages: even and odd-shifted pixels, ReLU, grouped 1x1 convolution, batch norm.
+
+    Pixels are picked with channels last, so that the gradient's channels come last too.
+    """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(2 * inputs, outputs, 1, groups=2)
         self.norm = nn.BatchNorm2d(outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
-        even = x[:, :, 0::2, 0::2]
-        odd = x[:, :, 1::2, 1::2]
-        return norm_leaky_relu(self.norm, self.conv(F.relu(torch.cat([even, odd], dim=1))), None, 1.0)
+    def forward(self, x: Tensor, active: Tensor, weights: Weights) -> Tensor:
+        pixels = active.permute(0, 2, 3, 1)
+        both = torch.cat([pixels[:, 0::2, 0::2], pixels[:, 1::2, 1::2]], dim=3)
+        x = weights.convolve(self.conv, both.permute(0, 3, 1, 2))
+        return norm_leaky_relu(self.norm, x, self.conv.bias, 1.0)
 
 
 class _Block(nn.Module):
@@ -78,31 +91,46 @@ class _Block(nn.Module):
         self.name = name
         self.branch1 = _Branch(inputs, outputs, stride)
         self.branch2 = _Branch(inputs, outputs, stride)
-        self.skip: nn.Module
+        self.skip: nn.Module | None = None
         if stride == 2:
             self.skip = _Downsample(inputs, outputs)
-        else:
-            self.skip = nn.Identity() if inputs == outputs else _Widen(inputs, outputs)
+        elif inputs != outputs:
+            self.skip = _Widen(inputs, outputs)
 
-    def forward(self, x: Tensor, noise: Noise | None) -> Tensor:
-        a, b = self.branch1(x), self.branch2(x)
-        mixed = shake(a, b, *self._mixing(a, noise)) if self.training else 0.5 * (a + b)
-        out: Tensor = self.skip(x) + mixed
-        return out
+    def forward(self, x: Tensor, active: Tensor, weights: Weights, noise: Noise | None) -> tuple[Tensor, Tensor]:
+        """For x and its ReLU, the block's output and its ReLU."""
+        skip = x if self.skip is None else self.skip(x, active, weights)
+        a, b = self.branch1(active, weights), self.branch2(active, weights)
+        forward, backward = self._mixing(a, noise)
+        if fuses(self.branch1.norm2, a):
+            from fastswa.kernels.shake import ShakeJoin
+
+            first, second = self.branch1.norm2, self.branch2.norm2
+            joined: tuple[Tensor, Tensor] = ShakeJoin.apply(
+                a, b, skip, *statistics(first, a), first.weight, first.bias,
+                *statistics(second, b), second.weight, second.bias, forward, backward,
+            )  # fmt: skip
+            return joined
+        a, b = normalise(self.branch1.norm2, a), normalise(self.branch2.norm2, b)
+        if self.training:
+            mixed = shake(a, b, *(each.to(a.dtype)[:, None, None, None] for each in (forward, backward)))
+        else:
+            mixed = 0.5 * (a + b)
+        out = skip + mixed
+        return out, F.relu(out)
 
     def _mixing(self, like: Tensor, noise: Noise | None) -> tuple[Tensor, Tensor]:
-        shape = (like.shape[0], 1, 1, 1)
+        """One number per image for the forward pass and one for the backward pass; halves in evaluation."""
+        shape = (like.shape[0],)
+        if not self.training:
+            half = torch.full(shape, 0.5, device=like.device)
+            return half, half
         if noise is None:
-            return torch.rand(shape, device=like.device).to(like.dtype), torch.rand(shape, device=like.device).to(
-                like.dtype
-            )
-        return (
-            noise.uniform(f"{self.name}/forward", shape).to(like.dtype),
-            noise.uniform(f"{self.name}/backward", shape).to(like.dtype),
-        )
+            return torch.rand(shape, device=like.device), torch.rand(shape, device=like.device)
+        return noise.uniform(f"{self.name}/forward", shape), noise.uniform(f"{self.name}/backward", shape)
 
 
-class ShakeShake(nn.Module):
+class ShakeShake(Convolutional):
     """(N, C, H, W) normalised images, H and W divisible by 4, to an `Output`."""
 
     smallest: ClassVar[int] = 8
@@ -127,11 +155,14 @@ class ShakeShake(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        self.gather()
 
     def forward(self, x: Tensor, noise: Noise | None = None) -> Output:
-        x = convolve(x, self.stem.weight, self.stem.padding)
+        weights = self.weights()
+        x = weights.convolve(self.stem, x)
+        active = F.relu(x)
         for block in self.blocks:
-            x = block(x, noise)
+            x, active = block(x, active, weights, noise)
         output: Output = self.heads(global_average(x))
         return output
 

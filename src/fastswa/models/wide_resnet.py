@@ -13,7 +13,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fastswa.models.network import Heads, Output, convolve, global_average, norm_leaky_relu
+from fastswa.models.convolution import Convolutional, Weights
+from fastswa.models.network import Heads, Output, global_average, norm_leaky_relu
 from fastswa.noise import Noise
 
 _SLOPE = 0.1
@@ -34,13 +35,13 @@ class _Block(nn.Module):
         changes = inputs != outputs or stride != 1
         self.skip = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if changes else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, weights: Weights) -> Tensor:
         active = norm_leaky_relu(self.norm1, x, None, _SLOPE)
-        inner = norm_leaky_relu(self.norm2, self.conv1(active), None, _SLOPE)
-        return (x if self.skip is None else self.skip(active)) + self.conv2(inner)
+        inner = norm_leaky_relu(self.norm2, weights.convolve(self.conv1, active), None, _SLOPE)
+        return (x if self.skip is None else weights.convolve(self.skip, active)) + weights.convolve(self.conv2, inner)
 
 
-class WideResNet(nn.Module):
+class WideResNet(Convolutional):
     """(N, C, H, W) normalised images, H and W at least 8, to an `Output`."""
 
     smallest: ClassVar[int] = 8
@@ -58,15 +59,19 @@ class WideResNet(nn.Module):
             for block in range((depth - 4) // 6):
                 blocks.append(_Block(inputs, outputs, 2 if stage > 0 and block == 0 else 1))
                 inputs = outputs
-        self.blocks = nn.Sequential(*blocks)
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.BatchNorm2d(inputs)
         self.heads = Heads(inputs, classes, heads)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, a=_SLOPE, mode="fan_out", nonlinearity="leaky_relu")
+        self.gather()
 
     def forward(self, x: Tensor, noise: Noise | None = None) -> Output:
-        x = self.blocks(convolve(x, self.stem.weight, self.stem.padding))
+        weights = self.weights()
+        x = weights.convolve(self.stem, x)
+        for block in self.blocks:
+            x = block(x, weights)
         x = norm_leaky_relu(self.norm, x, None, _SLOPE)
         output: Output = self.heads(global_average(x))
         return output

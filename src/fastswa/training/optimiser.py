@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
+from fastswa import kernels
 from fastswa.config import OptimiserConfig
 from fastswa.errors import RequestError
 from fastswa.registry import nearest
@@ -30,6 +31,17 @@ class Optimiser:
         self.counters: dict[str, Tensor] = {}
         chosen = [1.0] * len(self.parameters) if multipliers is None else list(multipliers)
         self.groups = [(m, [k for k, own in enumerate(chosen) if own == m]) for m in dict.fromkeys(chosen)]
+
+    @property
+    def moves_teacher(self) -> bool:
+        """Whether `move` does a whole update in one launch."""
+        return False
+
+    def move(
+        self, gradients: Sequence[Tensor], rate: Tensor, teacher: Sequence[Tensor] | None, teacher_rate: Tensor
+    ) -> None:
+        """`step`, and then the teacher moved towards the parameters by `teacher_rate`."""
+        raise NotImplementedError
 
     def step(self, gradients: Sequence[Tensor], rate: Tensor) -> None:
         """One update with the learning rate `rate`, a 0-dim tensor of the parameters' type."""
@@ -57,6 +69,22 @@ class SGD(Optimiser):
         super().__init__(parameters, config, multipliers)
         self.momentum = self._zeros()
         self.slots = {"momentum": self.momentum}
+
+    @property
+    def moves_teacher(self) -> bool:
+        return kernels.movable(self.parameters) and self.config.momentum > 0 and [m for m, _ in self.groups] == [1.0]
+
+    @torch.no_grad()
+    def move(
+        self, gradients: Sequence[Tensor], rate: Tensor, teacher: Sequence[Tensor] | None, teacher_rate: Tensor
+    ) -> None:
+        from fastswa.kernels.update import sgd_and_teacher
+
+        config = self.config
+        sgd_and_teacher(
+            self.parameters, self.momentum, teacher, gradients, rate, teacher_rate,
+            momentum=config.momentum, weight_decay=config.weight_decay, nesterov=config.nesterov,
+        )  # fmt: skip
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], rate: Tensor) -> None:

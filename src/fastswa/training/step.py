@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +16,15 @@ from torch import Tensor
 from fastswa import beside
 from fastswa.data.augment import Augment
 from fastswa.methods.method import Batch, Terms
+from fastswa.models.convolution import Convolutional
 from fastswa.noise import Noise
 from fastswa.training.device import Compute, keep_freed_memory
 from fastswa.training.feed import Feed, StepValues
 from fastswa.training.graph import captured
 from fastswa.training.state import State
+
+# The second stream may still read what the first is done with.
+_NOT_REUSED: dict[str, str | int | bool | Callable[..., Any]] = {"allow_buffer_reuse": False, "inplace_buffers": False}
 
 
 class Step:
@@ -43,8 +48,8 @@ class Step:
         """One row of the feed as the method sees it."""
         noise = Noise(values.words)
 
-        def view(name: str) -> Tensor:
-            return self.augment.view(self.pixels, values.images, noise.scope(f"view/{name}"))
+        def view(name: str, rows: slice = slice(None)) -> Tensor:
+            return self.augment.view(self.pixels, values.images[rows], noise.scope(f"view/{name}"))
 
         return Batch(
             labels=self.labels[values.images[: self.feed.plan.labelled]],
@@ -81,13 +86,25 @@ class Step:
         loss = torch.stack(list(terms.values())).sum()
         gradients = torch.autograd.grad(loss, state.optimiser.parameters, allow_unused=True, materialize_grads=True)
         self.update(gradients, values.learning_rate, values.teacher_rate)
+        self.average()
         state.record(terms)
 
     def update(self, gradients: Sequence[Tensor], learning_rate: Tensor, teacher_rate: Tensor) -> None:
         """Move the student, then the teacher after it."""
-        self.state.optimiser.step(gradients, learning_rate)
-        if self.state.teacher is not None:
-            self.state.follow(teacher_rate)
+        state = self.state
+        if state.optimiser.moves_teacher:
+            teacher = None if state.teacher is None else list(state.teacher.parameters())
+            state.optimiser.move(gradients, learning_rate, teacher, teacher_rate)
+            return
+        state.optimiser.step(gradients, learning_rate)
+        if state.teacher is not None:
+            state.follow(teacher_rate)
+
+    def average(self) -> None:
+        """Take the student into the averages of every step; each knows on the device whether it has begun."""
+        for average in self.state.averages.values():
+            if average.inside:
+                average.take()
 
 
 def launcher(step: Step, compute: Compute) -> Callable[[], None]:
@@ -96,10 +113,14 @@ def launcher(step: Step, compute: Compute) -> Callable[[], None]:
         keep_freed_memory()
     if compute.engine == "compiled":
         step.target = torch.compile(step.target)  # type: ignore[method-assign]
-        step.losses = torch.compile(step.losses)  # type: ignore[method-assign]
-        step.update = torch.compile(step.update)  # type: ignore[method-assign]
+        step.losses = torch.compile(step.losses, options=_NOT_REUSED)  # type: ignore[method-assign]
+        if not step.state.optimiser.moves_teacher:
+            step.update = torch.compile(step.update)  # type: ignore[method-assign]
+        step.average = torch.compile(step.average)  # type: ignore[method-assign]
     if not compute.captures:
         return step
     step.beside = step.state.teacher is not None
+    if isinstance(step.state.student, Convolutional):
+        step.state.student.beside = True
     cursor = step.feed.cursor
     return captured(step, [*step.state.tensors().values(), cursor], before=cursor.zero_)

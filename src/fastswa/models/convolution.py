@@ -1,0 +1,129 @@
+"""The convolutions of a network as a whole: their weights made ready at once, their gradients beside other work."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from fastswa import beside, kernels
+
+
+class Weights:
+    """What each convolution of a network multiplies by; `beside`: their gradients are made on the second stream."""
+
+    def __init__(self, of: dict[nn.Module, Tensor], beside: bool) -> None:
+        self.of, self.beside = of, beside
+
+    def convolve(self, layer: nn.Conv2d, x: Tensor) -> Tensor:
+        """`layer`'s convolution of images (N, C, H, W), without its bias.
+
+        Few channels are filled up with zeros where a GPU wants eights.
+        """
+        weight = self.of[layer]
+        if x.is_cuda and x.shape[1] < 8:
+            missing = (0, 0, 0, 0, 0, 8 - x.shape[1])
+            x, weight = F.pad(x, missing), F.pad(weight, missing)
+        elif self.beside:
+            return _convolve(x.to(weight.dtype), weight, list(layer.stride), list(layer.padding), layer.groups)
+        return F.conv2d(x, weight, None, layer.stride, layer.padding, 1, layer.groups)
+
+
+class Convolutional(nn.Module):
+    """A network whose convolutions get their weights ready together at the beginning of a pass.
+
+    `beside` lets a captured step make their gradients on the second stream. Whoever sets it sees to it that no memory
+    is used again before the step ends: compiled code must neither reuse its buffers nor write over them.
+    """
+
+    beside = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: list[nn.Conv2d] = []
+
+    def gather(self) -> None:
+        """Find the convolutions; the last thing that a network's making does."""
+        self.layers = [module for module in self.modules() if isinstance(module, nn.Conv2d)]
+
+    def weights(self) -> Weights:
+        """All convolutions' weights, normalised and cast in one launch where a GPU allows it.
+
+        Only in training and without gradients: nothing can be differentiated twice there.
+        """
+        layers = self.layers
+        normed = parametrize.is_parametrized(layers[0])
+        if normed:
+            pairs = [layer.parametrizations.weight for layer in layers]
+            tensors = [*(pair.original1 for pair in pairs), *(pair.original0 for pair in pairs)]  # type: ignore[union-attr]
+        else:
+            tensors = [layer.weight for layer in layers]
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else tensors[0].dtype
+        if (
+            (torch.is_grad_enabled() and not self.training)
+            or not kernels.gatherable(tensors)
+            or (not normed and dtype == tensors[0].dtype)
+        ):
+            return Weights({layer: layer.weight for layer in layers}, beside=False)
+        from fastswa.kernels.weights import CastWeights, UnitWeights
+
+        made = (UnitWeights if normed else CastWeights).apply(dtype, *tensors)
+        return Weights(dict(zip(layers, made, strict=True)), self.beside)
+
+
+@torch.library.custom_op("fastswa::convolve", mutates_args=())
+def _convolve(x: Tensor, weight: Tensor, stride: list[int], padding: list[int], groups: int) -> Tensor:
+    return _last(F.conv2d(x, weight, None, stride, padding, 1, groups))
+
+
+@_convolve.register_fake
+def _(x: Tensor, weight: Tensor, stride: list[int], padding: list[int], groups: int) -> Tensor:
+    return torch.empty_like(F.conv2d(x, weight, None, stride, padding, 1, groups), memory_format=torch.channels_last)
+
+
+@torch.library.custom_op("fastswa::convolve_backward", mutates_args=())
+def _convolve_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int], groups: int, wanted: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x (where `wanted`) and of the weight; the latter is made on the second stream."""
+
+    def gradients(mask: list[bool]) -> list[Tensor]:
+        return torch.ops.aten.convolution_backward(
+            dy, x, weight, None, stride, padding, [1, 1], False, [0, 0], groups, mask
+        )
+
+    dy = dy.contiguous(memory_format=torch.channels_last)
+    with beside.stream(dy.device):
+        dweight = _last(gradients([False, True, False])[1])
+    beside.keep(dy, x, weight, dweight)
+    return _last(gradients([True, False, False])[0]) if wanted else x.new_empty(0), dweight
+
+
+@_convolve_backward.register_fake
+def _(
+    dy: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int], groups: int, wanted: bool
+) -> tuple[Tensor, Tensor]:
+    dx = torch.empty_like(x, memory_format=torch.channels_last) if wanted else x.new_empty(0)
+    return dx, torch.empty_like(weight, memory_format=torch.channels_last)
+
+
+def _last(x: Tensor) -> Tensor:
+    """With the strides of channels last, also where some sizes are 1 and others would do."""
+    x = x.contiguous(memory_format=torch.channels_last)
+    _, c, h, w = x.shape
+    return x.as_strided(x.shape, (h * w * c, 1, w * c, c))
+
+
+def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    x, weight, *ctx.settings = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _backward(ctx, dy: Tensor):  # type: ignore[no-untyped-def]
+    wanted = ctx.needs_input_grad[0]
+    dx, dweight = _convolve_backward(dy, *ctx.saved_tensors, *ctx.settings, wanted)
+    return dx if wanted else None, dweight, None, None, None
+
+
+_convolve.register_autograd(_backward, setup_context=_save)
