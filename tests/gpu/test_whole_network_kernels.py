@@ -64,20 +64,21 @@ def losses(network: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
     )
 
 
-@pytest.mark.parametrize("kind", [CNN13, ResNet9])
-def test_gradients_on_the_second_stream_are_the_same(kind: type[Convolutional]) -> None:
-    settings = {"dropout": 0.0} if kind is CNN13 else {}
-    network = made(kind, **settings).train()
+@pytest.mark.parametrize(("kind", "bound"), [(CNN13, 1e-3), (ResNet9, 5e-2)])
+def test_gradients_on_the_second_stream_are_the_same(kind: type[Convolutional], bound: float) -> None:
+    """In 32 bits where the weights are normalised; 16-bit ones are cast, and rounding is what differs."""
+    network = made(kind, **({"dropout": 0.0} if kind is CNN13 else {})).train()
     x = torch.randn(32, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
     found = []
     for beside in (False, True):
         network.beside = beside
-        with torch.autocast("cuda", dtype=torch.bfloat16), torch.backends.cudnn.flags(deterministic=True):
+        cast = torch.autocast("cuda", dtype=torch.bfloat16, enabled=kind is ResNet9)
+        with cast, torch.backends.cudnn.flags(deterministic=True, allow_tf32=False):
             found.append(losses(network, x))
-    assert distance(found[1][0], found[0][0]) < 1e-3
+    assert distance(found[1][0], found[0][0]) < bound
     for (name, _), one, other in zip(network.named_parameters(), found[1][1], found[0][1], strict=True):
         if float(other.norm()) > 1e-6:
-            assert distance(one, other) < 2e-2, name
+            assert distance(one, other) < bound, name
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -97,12 +98,13 @@ def test_a_shake_shake_block_is_the_plain_one(training: bool, monkeypatch: pytes
         return [logits, *torch.autograd.grad(logits.square().sum(), list(net.parameters()), materialize_grads=True,
                                              allow_unused=True)]  # fmt: skip
 
-    found = run(network, x)
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        found = run(network, x)
     monkeypatch.setattr(kernels, "fusable", lambda x, pool=False: False)
     expected = run(plain, x.double())
     names = ["logits", *(name for name, _ in network.named_parameters())]
     for name, one, other in zip(names, found, expected, strict=False):
-        if float(other.norm()) > 1e-6:
+        if float(other.detach().norm()) > 1e-6:
             assert distance(one, other) < 2e-4, name
     for name, one in network.named_buffers():
         if "running" in name:

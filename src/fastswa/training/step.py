@@ -116,7 +116,8 @@ def launcher(step: Step, compute: Compute) -> Callable[[], None]:
         step.losses = torch.compile(step.losses, options=_NOT_REUSED)  # type: ignore[method-assign]
         if not step.state.optimiser.moves_teacher:
             step.update = torch.compile(step.update)  # type: ignore[method-assign]
-        step.average = torch.compile(step.average)  # type: ignore[method-assign]
+        if any(average.inside for average in step.state.averages.values()):
+            step.average = torch.compile(step.average)  # type: ignore[method-assign]
     if not compute.captures:
         return step
     step.beside = step.state.teacher is not None
