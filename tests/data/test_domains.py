@@ -301,6 +301,8 @@ def test_images_that_are_neither_grey_nor_rgb_cannot_be_matched(tmp_path: Path) 
 
 
 def test_a_built_in_set_is_a_target_too(tmp_path: Path) -> None:
+    """Also where its files lie in a folder of its name."""
+    write(tmp_path / "digits" / "1.png", pixels(1)[0])
     found = load_target("digits", tmp_path, (1, 16, 16))
     assert found.dataset.train.shape == (1, 16, 16)
     assert found.dataset.classes == tuple("0123456789")

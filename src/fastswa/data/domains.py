@@ -77,7 +77,7 @@ def load_target(source: str, root: Path, shape: Shape, options: Options | None =
     """
     root, options = Path(root).expanduser(), options or Options()
     path = place(source, root)
-    if path.is_dir() or path.suffix.lower() in MANIFESTS:
+    if source not in SOURCES and (path.is_dir() or path.suffix.lower() in MANIFESTS):
         return _from_files(source, path, shape, options)
     if source not in SOURCES and path.suffix.lower() == ".npz":
         from fastswa.data.sources.npz import load_npz
@@ -315,7 +315,7 @@ def domain_lines(dataset: Dataset, domains: Domains) -> Iterator[str]:
         yield f"{images}; errors are those on its {len(dataset.test):,} test images"
     else:
         yield f"{images}; it has no labelled test images, so that errors are those on images of {source}"
-    yield from domains.notes
+    yield from (note.removesuffix(".") for note in domains.notes)
 
 
 def domain_warnings(dataset: Dataset, domains: Domains) -> Iterator[str]:
