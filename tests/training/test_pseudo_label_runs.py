@@ -143,8 +143,8 @@ def test_self_ensembling_says_in_how_far_the_target_teaches(tmp_path: Path, comm
     ("threshold", "sentence"),
     [
         ("0", "method.threshold (0) must lie between 0 and 1, both excluded."),
-        ("1", "method.threshold: 1 is not below 1."),
-        ("-1", "method.threshold: -1 is not at least 0."),
+        ("1", "method.threshold: '1' is refused: it should be less than 1."),
+        ("-1", "method.threshold: '-1' is refused: it should be greater than or equal to 0."),
     ],
 )
 def test_a_threshold_outside_0_and_1_is_one_sentence(
