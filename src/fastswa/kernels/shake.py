@@ -18,7 +18,7 @@ from fastswa.kernels.norm import PROCESSORS, counter, mapping, summing
 def _join_kernel(
     x_ptr, y_ptr, skip_ptr, out_ptr, active_ptr, a_ptr,
     x_mean_ptr, x_rstd_ptr, x_weight_ptr, x_bias_ptr, y_mean_ptr, y_rstd_ptr, y_weight_ptr, y_bias_ptr,
-    rows, pixels, C: tl.constexpr, B: tl.constexpr, R: tl.constexpr,
+    rows, pixels, C, B: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     """The sum, and its ReLU."""
     column = tl.program_id(1) * B + tl.arange(0, B)
@@ -40,8 +40,8 @@ def _join_kernel(
 @triton.jit
 def _sums_kernel(
     d_ptr, x_ptr, y_ptr, b_ptr, partial_ptr, counter_ptr, total_ptr, x_mean_ptr, x_rstd_ptr, y_mean_ptr, y_rstd_ptr,
-    rows, pixels,
-    C: tl.constexpr, B: tl.constexpr, R: tl.constexpr, U: tl.constexpr, P: tl.constexpr,
+    rows, pixels, C,
+    B: tl.constexpr, R: tl.constexpr, U: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     """By channel, the sums of dx, dx xhat, dy and dy yhat; dx = b d and dy = (1 - b) d are the norms' gradients."""
     program, group, programs = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
@@ -86,7 +86,7 @@ def _sums_kernel(
 def _backward_kernel(
     d_ptr, x_ptr, y_ptr, b_ptr, dx_ptr, dy_ptr, total_ptr,
     x_mean_ptr, x_rstd_ptr, x_weight_ptr, y_mean_ptr, y_rstd_ptr, y_weight_ptr,
-    rows, pixels, C: tl.constexpr, B: tl.constexpr, R: tl.constexpr,
+    rows, pixels, C, B: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     """The gradients of x and y, before their norms."""
     column = tl.program_id(1) * B + tl.arange(0, B)

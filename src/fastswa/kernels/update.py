@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import triton
@@ -53,28 +54,51 @@ def sgd_and_teacher(
     Parameters, momenta and the teacher's parameters are dense and laid out alike; gradients may be laid out otherwise.
     """
     after = parameters if teacher is None else teacher
+    laid = [_laid_like(p, g) for p, g in zip(parameters, gradients, strict=True)]
+    for members, flat, places in _in_few_tensors(laid):
 
-    def make() -> list[list[int]]:
-        found, g_at = [], 0
-        places = zip(parameters, distances(parameters), distances(momenta), distances(after), strict=True)
-        for parameter, *at in places:
-            for start in range(0, parameter.numel(), _CHUNK):
-                count = min(_CHUNK, parameter.numel() - start)
-                found.append([*(each + start for each in at), g_at + start, count])
-            g_at += parameter.numel()
-        return found
+        def make(members: list[int] = members, places: list[int] = places) -> list[list[int]]:
+            found = []
+            own = [distances([each[k] for k in members]) for each in (parameters, momenta, after)]
+            for k, *at in zip(members, *own, places, strict=True):
+                size = parameters[k].numel()
+                for start in range(0, size, _CHUNK):
+                    found.append([*(each + start for each in at), min(_CHUNK, size - start)])
+            return found
 
-    chunks = table("update", [*parameters, *momenta, *after], make)
-    flat = torch.empty(sum(p.numel() for p in parameters), dtype=torch.float32, device=parameters[0].device)
-    # One launch too; torch.cat takes three times as long for tensors of so many sizes.
-    torch._foreach_copy_(
-        list(flat.split([p.numel() for p in parameters])),
-        [_laid_like(p, g) for p, g in zip(parameters, gradients, strict=True)],
+        moved = [each[k] for each in (parameters, momenta, after) for k in members]
+        chunks = table(f"update/{places}", moved, make)
+        first = members[0]
+        _update_kernel[(len(chunks),)](
+            parameters[first], momenta[first], after[first], flat, chunks, rate, teacher_rate, momentum, weight_decay,
+            NESTEROV=nesterov, TEACHER=teacher is not None, CHUNK=_CHUNK, num_warps=8,
+        )  # fmt: skip
+
+
+def _in_few_tensors(gradients: Sequence[Tensor]) -> list[tuple[list[int], Tensor, list[int]]]:
+    """Gradients as parts of flat tensors: which of them, the tensor, and where each begins in it.
+
+    Those that lie in one tensor already, as a whole network's weights do, stay there; the others are copied into one.
+    """
+    stores: dict[int, list[int]] = {}
+    for k, gradient in enumerate(gradients):
+        stores.setdefault(gradient.untyped_storage().data_ptr(), []).append(k)
+    largest = max(stores.values(), key=lambda members: sum(gradients[k].numel() for k in members))
+    rest = (
+        [k for k in range(len(gradients)) if k not in set(largest)] if len(largest) > 1 else list(range(len(gradients)))
     )
-    _update_kernel[(len(chunks),)](
-        parameters[0], momenta[0], after[0], flat, chunks, rate, teacher_rate, momentum, weight_decay,
-        NESTEROV=nesterov, TEACHER=teacher is not None, CHUNK=_CHUNK, num_warps=8,
-    )  # fmt: skip
+    found = []
+    if len(largest) > 1:
+        one = gradients[largest[0]]
+        whole = one.as_strided((one.untyped_storage().nbytes() // one.element_size(),), (1,), 0)
+        found.append((largest, whole, [gradients[k].storage_offset() for k in largest]))
+    if rest:
+        sizes = [gradients[k].numel() for k in rest]
+        flat = torch.empty(sum(sizes), dtype=torch.float32, device=gradients[0].device)
+        # One launch too; torch.cat takes three times as long for tensors of so many sizes.
+        torch._foreach_copy_(list(flat.split(sizes)), [gradients[k] for k in rest])
+        found.append((rest, flat, list(accumulate(sizes, initial=0))[:-1]))
+    return found
 
 
 def _laid_like(parameter: Tensor, gradient: Tensor) -> Tensor:
@@ -82,4 +106,4 @@ def _laid_like(parameter: Tensor, gradient: Tensor) -> Tensor:
     own, wanted = ([s for s, size in zip(t.stride(), t.shape, strict=True) if size > 1] for t in (gradient, parameter))
     if own != wanted:
         gradient = torch.empty_like(parameter).copy_(gradient)
-    return gradient.as_strided((gradient.numel(),), (1,))
+    return gradient.as_strided((gradient.numel(),), (1,), gradient.storage_offset())

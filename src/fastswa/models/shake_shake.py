@@ -68,7 +68,8 @@ class _Widen(nn.Module):
 class _Downsample(nn.Module):
     """The skip path between stages: even and odd-shifted pixels, ReLU, grouped 1x1 convolution, batch norm.
 
-    Pixels are picked with channels last, so that the gradient's channels come last too.
+    Pixels are picked with channels last, so that the gradient's channels come last too; the convolution's two groups
+    are convolutions of their own, which a GPU does faster.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -78,9 +79,10 @@ class _Downsample(nn.Module):
 
     def forward(self, x: Tensor, active: Tensor, weights: Weights) -> Tensor:
         pixels = active.permute(0, 2, 3, 1)
-        both = torch.cat([pixels[:, 0::2, 0::2], pixels[:, 1::2, 1::2]], dim=3)
-        x = weights.convolve(self.conv, both.permute(0, 3, 1, 2))
-        return norm_leaky_relu(self.norm, x, self.conv.bias, 1.0)
+        halves = weights.of[self.conv].chunk(2)
+        even = F.conv2d(pixels[:, 0::2, 0::2].permute(0, 3, 1, 2), halves[0])
+        odd = F.conv2d(pixels[:, 1::2, 1::2].permute(0, 3, 1, 2), halves[1])
+        return norm_leaky_relu(self.norm, torch.cat([even, odd], dim=1), self.conv.bias, 1.0)
 
 
 class _Block(nn.Module):
