@@ -78,9 +78,12 @@ def own_data_defaults(config: Config, dataset: Dataset, *, gpu: bool) -> Config:
 
 
 def _adapting(config: Config) -> Config:
-    """Self-ensembling with its published views and one head, where another domain is named and no other method."""
+    """Self-ensembling where another domain is named and no method, with its published views and one head.
+
+    Training on the source alone gets them as well, so that the two differ in the target's images and nothing else.
+    """
     method = filled(config.method, name="self-ensembling")
-    if method.name != "self-ensembling":
+    if method.name not in ("self-ensembling", "supervised"):
         return config
     augment = filled(config.augment, warp=True, affine=0.1, noise=0.1, standardise=True)
     return config.model_copy(update={"method": method, "augment": augment, "model": filled(config.model, heads=1)})

@@ -17,6 +17,7 @@ from fastswa.errors import RequestError
 from fastswa.layers import build_config
 from fastswa.training import window
 from fastswa.training.run import evaluate_run, train_new
+from fastswa.training.setup import load_data, with_data_defaults
 from tiny_runs import FLAGS, METHODS, StoppingWatcher, assert_same_run, go_on, make_trainer, metrics, tiny
 
 IMAGES = 300
@@ -202,3 +203,26 @@ def test_commands_say_what_is_wrong_in_one_sentence(tmp_path: Path, command: Com
     assert "have no class in common" in refusal("--data.target", tmp_path / "ships.npz")
     assert "holds no training image" in refusal("--data.target", tmp_path / "empty")
     assert "--data.aliases: 'car' is not NAME=NAME." in refusal("--data.target", "digits", "--data.aliases", "car")
+
+
+def test_two_folders_of_ones_own_get_self_ensembling_unless_another_is_named(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    first, second = (rng.integers(0, 256, (count, 8, 8), dtype=np.uint8) for count in (2600, 5200))
+    np.savez(tmp_path / "a.npz", x_train=first, y_train=np.arange(2600) % 2)
+    np.savez(tmp_path / "b.npz", x_unlabelled=second)
+    layer = {"data": {"source": str(tmp_path / "a.npz"), "target": str(tmp_path / "b.npz")}}
+
+    def chosen(*changes: dict[str, Any]) -> Config:
+        config = build_config(layer, *changes)
+        return with_data_defaults(config, load_data(config))
+
+    config = chosen()
+    assert config.method.name == "self-ensembling"
+    assert (config.method.weight, config.method.threshold, config.method.teacher_decay) == (3.0, 0.968, 0.99)
+    assert (config.model.heads, config.augment.standardise, config.augment.affine) == (1, True, 0.1)
+    # Fifty of each; a pass over the larger of 2,080 source images (a fifth is held out) and 5,200 target images.
+    assert (config.batch.size, config.batch.labelled, config.batch.steps) == (100, 50, 104)
+    alone = chosen({"method": {"name": "supervised"}})
+    assert alone.augment == config.augment
+    assert chosen({"method": {"name": "mean-teacher"}}).augment.standardise is False
+    assert chosen({"method": {"threshold": 0.9}}).method.threshold == 0.9
