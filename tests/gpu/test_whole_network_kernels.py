@@ -83,7 +83,7 @@ def test_a_networks_gradients_are_the_same_with_the_second_stream() -> None:
             loss = F.cross_entropy(network(x).logits, torch.arange(32, device="cuda") % 10)
             gradients = torch.autograd.grad(loss, list(network.parameters()), allow_unused=True, materialize_grads=True)
         found.append(torch.cat([gradient.flatten() for gradient in gradients]))
-    assert distance(found[1], found[0]) < 1e-3
+    assert distance(found[1], found[0]) < 5e-3
 
 
 @pytest.mark.parametrize("training", [True, False])

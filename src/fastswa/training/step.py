@@ -112,6 +112,8 @@ def launcher(step: Step, compute: Compute) -> Callable[[], None]:
     if compute.device.type == "cpu":
         keep_freed_memory()
     if compute.engine == "compiled":
+        import torch._functorch.config
+
         # What is compiled is found again by the next start, functions with gradients of their own included.
         torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
         step.target = torch.compile(step.target)  # type: ignore[method-assign]
