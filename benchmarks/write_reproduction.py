@@ -31,6 +31,7 @@ def sections(folder: Path) -> dict[str, str]:
     parts = {name: measured_part(name, lines(name, results)) for name in TABLES}
     parts["soa"] = bare(table("soa", folder))
     parts["averaging-often"] = often_part(table("averaging-often", folder))
+    parts["domain-adaptation"] = bare(table("domain-adaptation", folder))
     parts["runs"] = runs_part(folder)
     parts["verdict"] = verdict_part(results)
     parts["order"] = order_part(results)

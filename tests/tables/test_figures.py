@@ -107,4 +107,4 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RequestError, match="cannot write into"):
         figure("schedule", tmp_path, tmp_path / "file")
-    assert len(figure_names()) == 1 + 5 + 59
+    assert len(figure_names()) == 1 + 5 + 64

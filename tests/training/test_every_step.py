@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,9 @@ def test_launching_leaves_them_alone_until_they_are_expected(tmp_path: Path) -> 
         assert torch.equal(weights(average.module), before[name])
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_they_are_the_same_compiled(tmp_path: Path) -> None:
     """Three steps of a compiled step, with averages that begin before them and between them."""
     found = {}
@@ -111,13 +115,14 @@ def test_they_are_the_same_compiled(tmp_path: Path) -> None:
         launch = launcher(trainer.step, trainer.compute)
         for step in range(1, STEPS + 1):
             for average in trainer.state.averages.values():
-                average.expect(step / STEPS)
+                if average.inside:
+                    average.expect(step / STEPS)
             launch()
         found[engine] = trainer.state
-    for name, average in found["eager"].averages.items():
-        other = found["compiled"].averages[name]
-        assert (average.count, other.count) == ({"late": 2, "within": 0, "always": 3, "ema": 3}[name],) * 2
-        assert torch.allclose(weights(average.module), weights(other.module), rtol=0, atol=1e-10)
+    for name, count in {"late": 2, "within": 0, "always": 3, "ema": 3}.items():
+        eager, compiled = (found[engine].averages[name] for engine in ("eager", "compiled"))
+        assert (eager.count, compiled.count) == (count, count)
+        assert torch.allclose(weights(eager.module), weights(compiled.module), rtol=0, atol=1e-10)
 
 
 def test_a_checkpoint_without_what_rounding_lost_goes_on(tmp_path: Path) -> None:
@@ -126,7 +131,8 @@ def test_a_checkpoint_without_what_rounding_lost_goes_on(tmp_path: Path) -> None
     trainer.feed.load(0)
     for step in range(1, 3):
         for average in trainer.state.averages.values():
-            average.expect(step / STEPS)
+            if average.inside:
+                average.expect(step / STEPS)
         trainer.step()
     tensors = {name: tensor.clone() for name, tensor in trainer.state.tensors().items()}
     counters = trainer.state.counters()

@@ -114,8 +114,14 @@ def method_batches(state: State, config: Config, material: Material, count: int,
         pixels, index = material.batch(row)
         noise = Noise(words[number])
 
-        def view(name: str, pixels: Tensor = pixels, index: Tensor = index, noise: Noise = noise) -> Tensor:
-            return material.augment.view(pixels, index, noise.scope(f"view/{name}"))
+        def view(
+            name: str,
+            rows: slice = slice(None),
+            pixels: Tensor = pixels,
+            index: Tensor = index,
+            noise: Noise = noise,
+        ) -> Tensor:
+            return material.augment.view(pixels, index[rows], noise.scope(f"view/{name}"))
 
         labels = material.labels[torch.from_numpy(row[: plan.labelled]).to(material.labels.device)]
         yield Batch(labels=labels, index=index, weight=weight, noise=noise, view=view)

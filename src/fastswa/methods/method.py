@@ -62,12 +62,12 @@ class Batch:
         labelled = len(self.labels)
         return self._stream("labelled", slice(labelled)), self._stream("unlabelled", slice(labelled, None))
 
-    def _stream(self, name: str, rows: slice) -> Batch:
-        def view(own: str, within: slice = slice(None)) -> Tensor:
-            return self.view(f"{name}/{own}", rows)[within]
+    def _stream(self, stream: str, part: slice) -> Batch:
+        def view(name: str, rows: slice = slice(None)) -> Tensor:
+            return self.view(f"{stream}/{name}", part)[rows]
 
-        labels, noise = self.labels[rows], self.noise.scope(name)
-        return replace(self, labels=labels, index=self.index[rows], noise=noise, view=view)
+        labels, noise = self.labels[part], self.noise.scope(stream)
+        return replace(self, labels=labels, index=self.index[part], noise=noise, view=view)
 
 
 Terms = dict[str, Tensor]
