@@ -38,6 +38,13 @@ class PathTable:
         """All the names and where each ends, for hashing."""
         return bytes(self._letters) + self._ends.tobytes()
 
+    def encoded(self) -> Iterator[bytes]:
+        """The names as the system has them."""
+        start, letters = 0, self._letters
+        for end in self._ends[1:]:
+            yield bytes(letters[start:end])
+            start = end
+
     def __len__(self) -> int:
         return len(self._ends) - 1
 
@@ -47,10 +54,7 @@ class PathTable:
         return os.fsdecode(bytes(self._letters[self._ends[index] : self._ends[index + 1]]))
 
     def __iter__(self) -> Iterator[str]:
-        start, letters = 0, self._letters
-        for end in self._ends[1:]:
-            yield os.fsdecode(bytes(letters[start:end]))
-            start = end
+        return map(os.fsdecode, self.encoded())
 
     def take(self, indices: Iterable[int]) -> PathTable:
         """The names at `indices`, in that order."""

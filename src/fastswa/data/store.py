@@ -164,9 +164,10 @@ def _writable(folder: Path) -> bool:
 def _content(files: ImageFiles) -> tuple[str, str, float]:
     """A name for exactly these files (their paths, sizes and times of change), one for files of these sizes, and about
     how long one core reads."""
-    stamps, total, prefix = array("q"), 0, f"{files.root}{os.sep}"
+    stamps, total, prefix = array("q"), 0, os.fsencode(f"{files.root}{os.sep}")
+    # A folder's names are all relative.
     status, isabs = os.stat, os.path.isabs if files.source != files.root else (lambda name: False)
-    for name in files.paths:
+    for name in files.paths.encoded():
         try:
             found = status(name if isabs(name) else prefix + name)
             size, changed = found.st_size, found.st_mtime_ns
