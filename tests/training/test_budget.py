@@ -197,3 +197,17 @@ def test_far_too_little_time_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         "--minutes 1 is too short: a step takes 10 s here and measuring a network 250 s, so that even 60 steps need "
     )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_did_not_get_its_time_is_told(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a step was measured while other work slowed the machine down."""
+    assert Budget(5.0).remark(0.75 * 300) is None
+    slow = Costs(start=0, step=5.0, image=1e-6, checkpoint=0)
+    monkeypatch.setattr("fastswa.training.budget.measure", lambda trainer, seconds: slow)
+    words = ["train", "digits-pi", "--minutes", "6", "--model.width", "4", "--no-report", "--out", tmp_path / "run"]
+    answer = command(*words)
+    assert answer.code == 0, answer.err
+    remark = "it took 0.0 of its 6 minutes: other work slowed the measured steps down; train again"
+    assert f"fastswa: {tmp_path / 'run'}: {remark}" in answer.err

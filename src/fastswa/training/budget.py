@@ -34,6 +34,8 @@ COMPILED_FROM = 5.0  # minutes
 # One batch of a refresh is a forward pass; a step is that twice, and a backward pass.
 REFRESH = 0.4
 STEPS_A_REFRESHED_BATCH, FEWEST_REFRESHED = 40, 5
+# Of the minutes given, what a run must have taken; less means that other work slowed the measurement down.
+ENOUGH = 0.7
 REPORT = 2.0  # a report's own seconds, beside those of the images that it looks at
 
 DECIDED = ("schedule.epochs", "schedule.steps", "schedule.length", "schedule.period", "schedule.cycle", "batch.steps")
@@ -112,6 +114,15 @@ class Budget:
             )
             self._changes = shape.applied
         return self._changes(config)
+
+    def remark(self, seconds: float) -> str | None:
+        """What to say of a run that took so long, if it did not get the time it was given."""
+        if seconds >= 60 * ENOUGH * self.minutes:
+            return None
+        return (
+            f"it took {seconds / 60:.1f} of its {self.minutes:g} minutes: other work slowed the measured steps down; "
+            "train again where nothing else runs."
+        )
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,10 @@ def run(arguments: Arguments) -> int:
             results = train_seeds(configs, out, lanes, say, budget=budget, tell=say)
         else:
             results = [train_new(config, out, watcher.lane(str(out)), say, budget=budget, tell=say)]
+    if budget is not None and all(result.finished for result in results):
+        remark = budget.remark(time.monotonic() - began)
+        if remark is not None:
+            say(f"{out}: {remark}")
     report = None if "--no-report" in arguments else report_after_training(out, results, say)
     return watcher.conclude(out, results, "--json" in arguments, report)
 
