@@ -28,7 +28,10 @@ from fastswa.training.setup import network_options
 from tiny_runs import FLAGS, assert_identical, checkpoints, metrics, models
 
 TRAIN = "train digits-mean-teacher"
-METHODS = "fixmatch, flexmatch, freematch, mean-teacher, pi, supervised, temporal-ensembling, vat, vat-entmin"
+METHODS = (
+    "fixmatch, flexmatch, freematch, mean-teacher, pi, self-ensembling, sntg, supervised, temporal-ensembling, vadd, vat, "
+    "vat-entmin"
+)
 
 # What is typed in a folder with `place`'s files, and the one sentence that answers it with exit code 2.
 WRONG = {
@@ -42,7 +45,7 @@ WRONG = {
     ),
     "train digits-pi digits-mean-teacher": "name one recipe, not 2.",
     "train digits-pi --seed 3 digits": "unexpected argument 'digits'; what to work on comes first after the verb.",
-    f"{TRAIN} --method nothing": f"unknown method 'nothing'; there are: {METHODS}.",
+    f"{TRAIN} --method qqqqqq": f"unknown method 'qqqqqq'; there are: {METHODS}.",
     f"{TRAIN} --method mean-teachr": "unknown method 'mean-teachr'; did you mean mean-teacher?",
     f"{TRAIN} --model cnn31": "unknown model 'cnn31'; did you mean cnn13?",
     f"{TRAIN} --data.source cifar11": (

@@ -50,8 +50,8 @@ def refusal(*layers: Mapping[str, Any]) -> str:
         ({"averaging": {"swa": {"kinds": "swa"}}}, "unknown setting averaging.swa.kinds; did you mean kind?"),
         (
             {"data": {"qqqqqq": 1}},
-            "unknown setting data.qqqqqq; there are: channels, extra, extra_file, extra_images, extra_per_epoch, root, "
-            "size, skip_bad, source.",
+            "unknown setting data.qqqqqq; there are: aliases, channels, extra, extra_file, extra_images, "
+            "extra_per_epoch, root, size, skip_bad, source, target.",
         ),
     ],
 )
@@ -327,8 +327,8 @@ def test_wrong_flags_are_refused_in_one_sentence(arguments: list[str], sentence:
 def test_every_setting_is_a_flag_and_says_what_it_is() -> None:
     for name, field in fields():
         path = name.replace("NAME", "fast_swa")
-        # A table of numbers by pattern is the one setting that is no single word.
-        value, under = ("heads=1", f"{path}.heads") if path == "optimiser.rates" else ("1", path)
+        # Tables, of numbers by pattern and of names by name, are no single word.
+        value, under = ("heads=1", f"{path}.heads") if path in ("optimiser.rates", "data.aliases") else ("1", path)
         assert under in flatten(flag_layer([f"--{path}={value}"]))
         assert field.description, name
 

@@ -109,7 +109,7 @@ def look_at(run: RunRecord, device: str, *, suggestions: int, unlabelled: int) -
                 "unlabelled": len(unlabelled_of(dataset, split)[1]),
                 "validation": len(split.validation),
                 "test": 0 if dataset.test is None else len(dataset.test),
-                "source": 0 if source_test is None else len(source_test),
+                **({} if source_test is None else {"source": len(source_test)}),
             },
             measured=_measure(model, dataset, split, compute),
             doubts=_doubts(model, dataset, split, compute, run.config.seed, suggestions, unlabelled),
