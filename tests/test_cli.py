@@ -29,8 +29,8 @@ from tiny_runs import FLAGS, assert_identical, checkpoints, metrics, models
 
 TRAIN = "train digits-mean-teacher"
 METHODS = (
-    "fixmatch, flexmatch, freematch, mean-teacher, pi, self-ensembling, sntg, supervised, temporal-ensembling, vadd, vat, "
-    "vat-entmin"
+    "fixmatch, flexmatch, freematch, mean-teacher, pi, self-ensembling, sntg, supervised, temporal-ensembling, vadd, "
+    "vat, vat-entmin"
 )
 
 # What is typed in a folder with `place`'s files, and the one sentence that answers it with exit code 2.
