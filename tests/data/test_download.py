@@ -320,7 +320,10 @@ def test_a_root_that_is_a_file_is_a_wrong_request(server: Server, tmp_path: Path
     ("name", "words"),
     [
         ("cifar-10", "no download named 'cifar-10' .*; did you mean 'cifar10'"),
-        ("stl10", r"stl10 is not downloaded here: its publisher offers stl10_binary\.tar\.gz at https://cs\.stanford\.edu"),
+        (
+            "stl10",
+            r"stl10 is not downloaded here: its publisher offers stl10_binary\.tar\.gz at https://cs\.stanford\.edu",
+        ),
         ("imagenet", r"no download named 'imagenet' \(known: cifar10, cifar100\)\.$"),
         ("digits", "comes with the package"),
     ],

@@ -28,7 +28,10 @@ AVERAGES = {"fast_swa": {"kind": "fast-swa", "every": 1}, "every_step": {"kind":
 
 @dataclass(frozen=True)
 class Pair:
-    """A source and a target: what all runs on them share; `quoted` is an error of other work, and whose it is."""
+    """A source and a target: what all runs on them share; `quoted` is an error of other work, and whose it is.
+
+    `size` is the side that both are brought to, None for the source's.
+    """
 
     source: str
     target: str
@@ -39,6 +42,7 @@ class Pair:
     evaluate_every: int
     note: str
     quoted: tuple[float, str] | None = None
+    size: int | None = None
 
     @property
     def epochs(self) -> int:
@@ -59,7 +63,7 @@ PAIRS = (
         "Nine classes are in both. Batches of 256 of each domain; no weight norm, ReLU, one head.",
     ),
     Pair("mnist", "usps", "MNIST → USPS", _DIGITS, 0.05, False, 5, _UNSEARCHED, (1.74, "French et al. 2018")),
-    Pair("usps", "mnist", "USPS → MNIST", _DIGITS, 0.05, False, 5, _UNSEARCHED, (0.46, "French et al. 2018")),
+    Pair("usps", "mnist", "USPS → MNIST", _DIGITS, 0.05, False, 5, _UNSEARCHED, (0.46, "French et al. 2018"), 28),
 )
 
 
@@ -79,7 +83,7 @@ class DomainRun:
         """The recipe's settings."""
         pair = self.pair
         return {
-            "data": {"source": pair.source, "target": pair.target},
+            "data": {"source": pair.source, "target": pair.target} | ({"size": pair.size} if pair.size else {}),
             "batch": {"size": 512, "labelled": 256},
             "augment": {
                 "translate": 2,
