@@ -92,8 +92,8 @@ def unit_weights_backward(dw: list[Tensor], v: list[Tensor], gain: list[Tensor])
 @unit_weights_backward.register_fake
 def _(dw: list[Tensor], v: list[Tensor], gain: list[Tensor]) -> tuple[Tensor, Tensor]:
     size, rows = sum(layer.numel() for layer in v), sum(len(layer) for layer in v)
-    like = {"dtype": torch.float32, "device": v[0].device}
-    return torch.empty(size, **like), torch.empty(rows, **like)
+    flat = torch.empty(size, dtype=torch.float32, device=v[0].device)
+    return flat, flat.new_empty(rows)
 
 
 @torch.library.custom_op("fastswa::cast_weights", mutates_args=())

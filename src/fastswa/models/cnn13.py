@@ -13,10 +13,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import weight_norm as normed
 
 from fastswa.models.convolution import Convolutional, Weights
 from fastswa.models.network import Dropout, Heads, Output, global_average, norm_leaky_relu
+from fastswa.models.weight_norm import weight_norm as normalise_weights
 from fastswa.noise import Noise
 
 SLOPES = {"leaky-relu": 0.1, "relu": 0.0}
@@ -71,7 +71,7 @@ class CNN13(Convolutional):
             if isinstance(module, _Layer):
                 module.slope = SLOPES[activation]
             elif weight_norm and isinstance(module, nn.Conv2d | nn.Linear):
-                normed(module)
+                normalise_weights(module)
         self.gather()
 
     def forward(self, x: Tensor, noise: Noise | None = None) -> Output:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -54,9 +56,10 @@ class Convolutional(nn.Module):
         """
         layers = self.layers
         normed = parametrize.is_parametrized(layers[0])
+        tensors: list[Tensor]
         if normed:
-            pairs = [layer.parametrizations.weight for layer in layers]
-            tensors = [*(pair.original1 for pair in pairs), *(pair.original0 for pair in pairs)]  # type: ignore[union-attr]
+            pairs: list[Any] = [layer.parametrizations.weight for layer in layers]  # type: ignore[union-attr]
+            tensors = [*(pair.original1 for pair in pairs), *(pair.original0 for pair in pairs)]
         else:
             tensors = [layer.weight for layer in layers]
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else tensors[0].dtype

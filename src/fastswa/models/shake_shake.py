@@ -68,7 +68,8 @@ class _Widen(nn.Module):
 class _Downsample(nn.Module):
     """The skip path between stages: even and odd-shifted pixels, ReLU, grouped 1x1 convolution, batch norm.
 
-    Computed as a 2x2 convolution of stride 2 whose kernel is zero off its diagonal: no pixels need to be gathered.
+    The convolution's two groups are convolutions of their own, on pixels picked with channels last: each is dense, and
+    so is the gradient.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -77,9 +78,11 @@ class _Downsample(nn.Module):
         self.norm = nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor, active: Tensor, weights: Weights) -> Tensor:
-        even, odd = weights.of[self.conv].chunk(2)
-        kernel = torch.cat([F.pad(even, (0, 1, 0, 1)), F.pad(odd, (1, 0, 1, 0))])
-        return norm_leaky_relu(self.norm, F.conv2d(active, kernel, stride=2), self.conv.bias, 1.0)
+        pixels = active.permute(0, 2, 3, 1)
+        picked = torch.stack([pixels[:, 0::2, 0::2], pixels[:, 1::2, 1::2]])
+        groups = zip(picked.unbind(), weights.of[self.conv].chunk(2), strict=True)
+        x = torch.cat([F.conv2d(half.permute(0, 3, 1, 2), weight) for half, weight in groups], dim=1)
+        return norm_leaky_relu(self.norm, x, self.conv.bias, 1.0)
 
 
 class _Block(nn.Module):

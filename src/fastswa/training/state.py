@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -59,8 +60,11 @@ class State:
 
     def finite(self) -> bool:
         """Whether every number of the state is finite: a step may break the weights after a finite loss."""
-        floats = (tensor for tensor in self.tensors().values() if tensor.is_floating_point())
-        return bool(torch.stack([tensor.isfinite().all() for tensor in floats]).all())
+        floats = [tensor for tensor in self.tensors().values() if tensor.is_floating_point() and tensor.numel()]
+        kinds = {tensor.dtype for tensor in floats}
+        # Of one type each: then the greatest value of every tensor is a matter of few launches.
+        greatest = [torch._foreach_norm([t for t in floats if t.dtype == kind], math.inf) for kind in kinds]
+        return bool(torch.stack([value.double() for values in greatest for value in values]).isfinite().all())
 
     @property
     def has_two_heads(self) -> bool:
