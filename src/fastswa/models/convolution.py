@@ -85,30 +85,44 @@ def _(x: Tensor, weight: Tensor, stride: list[int], padding: list[int], groups: 
     return torch.empty_like(F.conv2d(x, weight, None, stride, padding, 1, groups), memory_format=torch.channels_last)
 
 
-@torch.library.custom_op("fastswa::convolve_backward", mutates_args=())
-def _convolve_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int], groups: int, wanted: bool
-) -> tuple[Tensor, Tensor]:
-    """The gradients of x (where `wanted`) and of the weight; the latter is made on the second stream."""
+def _gradients(
+    dy: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int], groups: int, of_x: bool
+) -> Tensor:
+    wanted = torch.ops.aten.convolution_backward(
+        dy, x, weight, None, stride, padding, [1, 1], False, [0, 0], groups, [of_x, not of_x, False]
+    )
+    return _last(wanted[0 if of_x else 1])
 
-    def gradients(mask: list[bool]) -> list[Tensor]:
-        return torch.ops.aten.convolution_backward(
-            dy, x, weight, None, stride, padding, [1, 1], False, [0, 0], groups, mask
-        )
 
+# Two operations: where only one of the gradients is asked for, compiled code leaves the other out.
+@torch.library.custom_op("fastswa::convolve_input_gradient", mutates_args=())
+def _input_gradient(
+    dy: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int], groups: int
+) -> Tensor:
+    dy = dy.contiguous(memory_format=torch.channels_last)
+    return _gradients(dy, x, weight, stride, padding, groups, of_x=True)
+
+
+@_input_gradient.register_fake
+def _(dy: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int], groups: int) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.channels_last)
+
+
+@torch.library.custom_op("fastswa::convolve_weight_gradient", mutates_args=())
+def _weight_gradient(
+    dy: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int], groups: int
+) -> Tensor:
+    """Made on the second stream; whoever uses it meets that one first."""
     dy = dy.contiguous(memory_format=torch.channels_last)
     with beside.stream(dy.device):
-        dweight = _last(gradients([False, True, False])[1])
-    beside.keep(dy, x, weight, dweight)
-    return _last(gradients([True, False, False])[0]) if wanted else x.new_empty(0), dweight
+        gradient = _gradients(dy, x, weight, stride, padding, groups, of_x=False)
+    beside.keep(dy, x, weight, gradient)
+    return gradient
 
 
-@_convolve_backward.register_fake
-def _(
-    dy: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int], groups: int, wanted: bool
-) -> tuple[Tensor, Tensor]:
-    dx = torch.empty_like(x, memory_format=torch.channels_last) if wanted else x.new_empty(0)
-    return dx, torch.empty_like(weight, memory_format=torch.channels_last)
+@_weight_gradient.register_fake
+def _(dy: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int], groups: int) -> Tensor:
+    return torch.empty_like(weight, memory_format=torch.channels_last)
 
 
 def _last(x: Tensor) -> Tensor:
@@ -124,9 +138,10 @@ def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 
 def _backward(ctx, dy: Tensor):  # type: ignore[no-untyped-def]
-    wanted = ctx.needs_input_grad[0]
-    dx, dweight = _convolve_backward(dy, *ctx.saved_tensors, *ctx.settings, wanted)
-    return dx if wanted else None, dweight, None, None, None
+    given = dy, *ctx.saved_tensors, *ctx.settings
+    of_x, of_weight = ctx.needs_input_grad[:2]
+    dweight = _weight_gradient(*given) if of_weight else None
+    return _input_gradient(*given) if of_x else None, dweight, None, None, None
 
 
 _convolve.register_autograd(_backward, setup_context=_save)
