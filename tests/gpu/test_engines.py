@@ -89,7 +89,7 @@ def trained(config: Config, steps: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("engine", "method"), ENGINES)
 def test_steps_in_float64_agree_with_eager(method: str, engine: str) -> None:
-    """Fifty steps; three of VAT and VAdD: 1e-15 added to VAT's weights is 4e-8 after ten and 0.5 after twenty anywhere."""
+    """Fifty steps; three of VAT and VAdD: 1e-15 added to VAT's weights is 4e-8 after ten and 0.5 after twenty."""
     flags = ["--precision", "fp64", "--method", method, "--optimiser.lr", "0.01"]
     steps = 3 if method.startswith("va") else 50
     expected = trained(config_of("--engine", "eager", *flags), steps)
