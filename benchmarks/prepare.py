@@ -5,7 +5,7 @@
 Both list the folder and end with all images in one uint8 .npy file, each time in a fresh process whose start is
 not counted (that of the processes it starts is; below about 10,000 small files ours starts none). Prints the best
 of the repeats, their ratio and the peak memory of the largest process. The files are in the page cache: what is
-measured is decoding, not the disk.
+measured is decoding, not the disk. results/prepare.txt keeps what came out, and what was tried.
 """
 
 from __future__ import annotations
