@@ -1,8 +1,8 @@
 """python examples/make_domains.py FOLDER: the embedded digits as two domains, in the layout of folders of one's own.
 
-FOLDER/catalogue gets labelled digits as they were scanned, FOLDER/phone others as a hand might photograph them: slanted,
-larger, in poor light; none of these has a label but the test images, for measuring. No digit is in both. It needs no
-network, and the same files come out every time.
+FOLDER/catalogue gets labelled digits as they were scanned, FOLDER/phone others as a hand might photograph them:
+slanted, larger, in poor light; none of these has a label but the test images, for measuring. No digit is in both. It
+needs no network, and the same files come out every time.
 """
 
 from __future__ import annotations
