@@ -28,12 +28,16 @@ _FILES = ("data.extra", "data.extra_file")
 
 @dataclass(frozen=True)
 class Result:
-    """One file of results/: a run's settings and its evaluations; it had `together` - 1 others beside it."""
+    """One file of results/: a run's settings and its evaluations; it had `together` - 1 others beside it.
+
+    `gpu` is None where it ran on a CPU.
+    """
 
     file: str
     config: Config
     metrics: list[dict[str, Any]]
     together: int = 1
+    gpu: str | None = None
 
     @property
     def seed(self) -> int:
@@ -84,8 +88,8 @@ def load_results(folder: Path | None) -> list[Result]:
             config = build_config(record["config"])
         except RequestError as error:
             raise RequestError(f"{path}: {error}") from error
-        together = (record.get("environment") or {}).get("together", 1)
-        found.append(Result(path.name, config, record["metrics"], together))
+        place = record.get("environment") or {}
+        found.append(Result(path.name, config, record["metrics"], place.get("together", 1), place.get("gpu")))
     return found
 
 

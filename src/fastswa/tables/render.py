@@ -17,7 +17,7 @@ from fastswa.registry import nearest
 from fastswa.tables.table import Sheet
 
 _STYLES = {"good": "green", "bad": "red", "check": "yellow", "plain": "", "dim": "dim"}
-_TEXT_COLUMNS = {"labels", "row", "table", "previous best", "averaged", "domains"}
+_TEXT_COLUMNS = {"labels", "row", "table", "previous best", "averaged", "domains", "setting", "network", "cost"}
 
 
 def print_table(sheet: Sheet, console: Console | None = None) -> None:

@@ -22,6 +22,7 @@ WHOLE = {
     "soa": "fastswa.tables.soa:soa",
     "averaging-often": "fastswa.tables.often:often",
     "domain-adaptation": "fastswa.tables.domains:domain_adaptation",
+    "frontier": "fastswa.tables.frontier:frontier",
 }
 
 TITLES = {

@@ -34,7 +34,7 @@ VERB = Verb(
     {"--labels": True, "--methods": True, "--measured": False, "--format": True, "--results": True, **COMMON},
     details=(
         "NAME: cifar10-cnn, cifar10-shake-short, cifar10-shake-long, cifar100-cnn, cifar100-shake-short, soa (the\n"
-        "summary), averaging-often or domain-adaptation.\n"
+        "summary), averaging-often, domain-adaptation or frontier (FixMatch and its kin, with their cost).\n"
         "--format terminal|markdown|csv|json; --measured leaves out the rest; --results FOLDER (results)."
     ),
 )
