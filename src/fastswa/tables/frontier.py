@@ -86,9 +86,7 @@ def paper_best(dataset: str, labels: int) -> Published | None:
     own = [
         cell
         for cell in all_published()
-        if (cell.dataset, cell.labels, cell.extra) == (dataset, labels, "")
-        and cell.table in TABLES
-        and not cell.quoted
+        if (cell.dataset, cell.labels, cell.extra) == (dataset, labels, "") and cell.table in TABLES and not cell.quoted
     ]
     return min(own, key=lambda cell: cell.error, default=None)
 
@@ -184,8 +182,7 @@ def _published(dataset: str, labels: int) -> Iterator[Line]:
         cost = "" if best.epoch is None else f"{best.epoch:,} epochs"
         yield (
             (_setting(dataset, labels), row, best.architecture, "", figure(best), cost),
-            _record(dataset, labels, best.method, best.architecture, None, paper=best)
-            | our_record(None, "published"),
+            _record(dataset, labels, best.method, best.architecture, None, paper=best) | our_record(None, "published"),
         )
 
 

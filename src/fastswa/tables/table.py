@@ -23,6 +23,7 @@ WHOLE = {
     "averaging-often": "fastswa.tables.often:often",
     "domain-adaptation": "fastswa.tables.domains:domain_adaptation",
     "frontier": "fastswa.tables.frontier:frontier",
+    "paired": "fastswa.tables.paired:paired",
 }
 
 TITLES = {

@@ -34,7 +34,8 @@ VERB = Verb(
     {"--labels": True, "--methods": True, "--measured": False, "--format": True, "--results": True, **COMMON},
     details=(
         "NAME: cifar10-cnn, cifar10-shake-short, cifar10-shake-long, cifar100-cnn, cifar100-shake-short, soa (the\n"
-        "summary), averaging-often, domain-adaptation or frontier (FixMatch and its kin, with their cost).\n"
+        "summary), averaging-often, domain-adaptation, frontier (FixMatch and its kin, with their cost)\n"
+        "or paired (their averages within the same runs).\n"
         "--format terminal|markdown|csv|json; --measured leaves out the rest; --results FOLDER (results)."
     ),
 )

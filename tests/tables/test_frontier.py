@@ -1,0 +1,177 @@
+"""The frontier's table and the paired differences: figures as read, runs found by their settings, intervals by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Command
+from fastswa.config import to_dict
+from fastswa.layers import build_config, merge, recipe_layer, recipe_text
+from fastswa.tables.frontier import RECIPES, frontier_cells, paper_best
+from fastswa.tables.measured import load_results
+from fastswa.tables.paired import Difference, paired_runs, t_quantile
+from fastswa.tables.render import FORMATS, rendered
+from fastswa.tables.table import Sheet, table
+
+FOUR = "cifar10-fixmatch-4k"
+
+
+def write(
+    folder: Path, recipe: str, seed: int, errors: dict[str, float], epoch: int | None = None, **changes: Any
+) -> None:
+    """A file as a kept run is, on an H200: errors of networks at one epoch, the last unless said, six minutes."""
+    config = build_config(merge(recipe_layer(recipe), {"seed": seed}, changes))
+    settings = to_dict(config)
+    settings["data"].pop("root")
+    settings["split"].setdefault("validation", 0)
+    at = config.schedule.epochs if epoch is None else epoch
+    record = {
+        "seed": seed,
+        "environment": {"gpu": "NVIDIA H200"},
+        "config": settings,
+        "metrics": [{"epoch": at, "error": errors, "averaged": {}, "seconds": 360.0}],
+    }
+    (folder / f"{recipe}-{seed}-{len(list(folder.iterdir()))}.json").write_text(json.dumps(record), "utf-8")
+
+
+def ours(sheet: Sheet) -> dict[tuple[str, str, str, str], tuple[float | None, int]]:
+    return {
+        (record["recipe"], record["method"], record["architecture"], record["network"]): (
+            record["our_error"],
+            len(record["seeds"]),
+        )
+        for record in sheet.records
+        if record["recipe"] is not None and record["status"] == "measured"
+    }
+
+
+def test_published_figures_are_the_authors() -> None:
+    """As the three papers print them; FixMatch's are also in the headers of our recipes."""
+    found = {(cell.method, cell.chosen, cell.dataset, cell.labels): cell.error for cell in frontier_cells()}
+    by_labels = (("cifar10", 40), ("cifar10", 250), ("cifar10", 4000), ("cifar100", 10_000))
+    expected = {
+        ("fixmatch", "median"): [13.81, 5.07, 4.26, 22.60],
+        ("flexmatch", "best"): [4.97, 4.98, 4.19, 21.90],
+        ("flexmatch", "median"): [5.19, 5.33, 4.47, 23.04],
+        ("freematch", ""): [None, 4.88, None, 21.68],
+    }
+    assert {key: [found[(*key, *setting)] for setting in by_labels] for key in {key[:2] for key in found}} == expected
+    assert all(cell.source and cell.checked for cell in frontier_cells())
+    for recipe in RECIPES:
+        config = build_config(recipe_layer(recipe))
+        setting = (config.data.source, config.split.labels or 0)
+        (cell,) = [
+            cell for cell in frontier_cells() if cell.method == "fixmatch" and (cell.dataset, cell.labels) == setting
+        ]
+        assert f"Published: {cell.error:.2f} ± {cell.std:.2f} (Sohn et al. 2020" in recipe_text(recipe)
+
+
+def test_the_papers_own_best_stands_beside_them() -> None:
+    best = {setting: paper_best(*setting) for setting in (("cifar10", 4000), ("cifar100", 10_000), ("cifar10", 250))}
+    four, ten, none = best.values()
+    assert four is not None
+    assert ten is not None
+    assert (four.error, four.method, four.epoch) == (5.0, "pi", 3500)
+    assert (ten.error, ten.table) == (28.0, "cifar100-shake-short")
+    assert none is None
+
+
+def test_without_results_every_recipe_says_so() -> None:
+    sheet = table("frontier", None)
+    mine = [record for record in sheet.records if record["recipe"] is not None]
+    assert [(record["recipe"], record["network"]) for record in mine] == [
+        (recipe, network) for recipe in RECIPES for network in ("student", "ema", "fast-swa")
+    ]
+    assert {record["status"] for record in mine} == {"not measured"}
+    assert {record["architecture"] for record in mine} == {"resnet9"}
+    unread = [record["labels"] for record in sheet.records if record["status"] == "not checked"]
+    assert unread == [4000, 40]
+    for form in FORMATS:
+        assert "13.81" in rendered(sheet, form)
+
+
+def test_ours_are_found_by_their_settings(tmp_path: Path) -> None:
+    errors = {"student": 4.8, "ema": 4.7, "fast_swa": 4.5}
+    for seed in (10, 11):
+        write(tmp_path, FOUR, seed, {name: error + 0.1 * (seed - 10) for name, error in errors.items()})
+    write(tmp_path, FOUR, 12, dict.fromkeys(errors, 1.0), optimiser={"lr": 0.1})
+    write(tmp_path, FOUR, 13, dict.fromkeys(errors, 1.0), epoch=45)
+    write(tmp_path, FOUR, 14, dict.fromkeys(errors, 1.0), split={"validation": 5000})
+    write(tmp_path, "cifar10-fixmatch-4k-quick", 10, {"fast_swa": 5.3})
+    write(tmp_path, "cifar10-fixmatch-40", 10, {"fast_swa": 9.0}, method={"name": "freematch"})
+    write(tmp_path, "cifar10-fixmatch-250", 10, {"ema": 6.0}, model={"name": "wrn-28-2"})
+    sheet = table("frontier", tmp_path)
+    assert ours(sheet) == {
+        (FOUR, "fixmatch", "resnet9", "student"): (4.85, 2),
+        (FOUR, "fixmatch", "resnet9", "ema"): (4.75, 2),
+        (FOUR, "fixmatch", "resnet9", "fast-swa"): (4.55, 2),
+        ("cifar10-fixmatch-4k-quick", "fixmatch", "resnet9", "fast-swa"): (5.3, 1),
+        ("cifar10-fixmatch-40", "freematch", "resnet9", "fast-swa"): (9.0, 1),
+        ("cifar10-fixmatch-250", "fixmatch", "wrn-28-2", "ema"): (6.0, 1),
+    }
+    (row,) = [row for row in sheet.rows if row[1] == f"ours, {FOUR}, fast-SWA"]
+    assert row[2:] == ("resnet9", "90,000", "4.55 ± 0.07 (2)", "6.0 min., NVIDIA H200")
+
+
+def test_the_command_shows_it(tmp_path: Path, command: Command) -> None:
+    write(tmp_path, FOUR, 10, {"student": 4.8, "ema": 4.7, "fast_swa": 4.5})
+    answer = command("table", "frontier", "--results", tmp_path)
+    assert answer.code == 0
+    (line,) = [line for line in answer.out.splitlines() if "4.50 (1)" in line]
+    assert line.split()[-4:] == ["6.0", "min.,", "NVIDIA", "H200"]
+    refused = command("table", "frontier", "--labels", "40", "--results", tmp_path)
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err == "fastswa: frontier is shown whole; leave labels, methods and measured out.\n"
+
+
+@pytest.mark.parametrize(("freedom", "value"), [(1, 12.7062), (2, 4.3027), (5, 2.5706), (9, 2.2622), (100, 1.9840)])
+def test_the_t_distribution_as_tables_print_it(freedom: int, value: float) -> None:
+    assert t_quantile(freedom) == pytest.approx(value, abs=1e-4)
+
+
+def test_an_interval_by_hand() -> None:
+    """Mean -0.2, standard deviation 0.1 of three: half of the interval is 4.3027 * 0.1 / sqrt(3)."""
+    found = Difference((-0.1, -0.2, -0.3))
+    assert found.interval is not None
+    assert found.mean == pytest.approx(-0.2)
+    assert found.interval == pytest.approx((-0.2 - 0.43027 / math.sqrt(3), -0.2 + 0.43027 / math.sqrt(3)), abs=1e-5)
+    assert found.better == 3
+    assert Difference((0.1,)).interval is None
+
+
+def test_runs_are_paired_with_themselves(tmp_path: Path) -> None:
+    for seed, gain in ((10, 0.1), (11, 0.2), (12, 0.3)):
+        # The seeds differ by points, what averaging does by tenths.
+        student = 5.0 + seed
+        write(tmp_path, FOUR, seed, {"student": student, "ema": student + 0.05, "fast_swa": student - gain})
+    write(tmp_path, "cifar10-fixmatch-250", 10, {"student": 6.0, "ema": 5.9, "fast_swa": 6.1})
+    write(tmp_path, FOUR, 13, {"student": 9.0, "ema": 1.0, "fast_swa": 1.0}, epoch=45)  # stopped early
+    write(tmp_path, FOUR, 14, {"student": 9.0, "fast_swa": 1.0})  # no EMA measured
+    write(tmp_path, "digits-mean-teacher", 1, {"student": 9.0, "teacher": 1.0, "fast_swa": 1.0})
+    assert len(paired_runs(load_results(tmp_path))) == 4
+    records = {
+        (record["setting"], record["first"], record["second"]): record for record in table("paired", tmp_path).records
+    }
+    four = "CIFAR-10, 4,000 labels, FixMatch, resnet9"
+    mine = records[(four, "fast-swa", "student")]
+    assert (mine["runs"], mine["difference"], mine["lower_in"]) == (3, -0.2, 3)
+    assert (mine["low"], mine["high"]) == (pytest.approx(-0.4484, abs=1e-4), pytest.approx(0.0484, abs=1e-4))
+    assert records[(four, "fast-swa", "ema")]["difference"] == pytest.approx(-0.25)
+    every = records[("all runs", "fast-swa", "student")]
+    assert (every["runs"], every["lower_in"]) == (4, 3)
+    assert every["difference"] == pytest.approx((-0.1 - 0.2 - 0.3 + 0.1) / 4)
+    assert records[("all runs", "ema", "student")]["difference"] == pytest.approx((3 * 0.05 - 0.1) / 4)
+
+
+def test_without_runs_nothing_is_claimed() -> None:
+    sheet = table("paired", None)
+    assert [row[0] for row in sheet.rows] == ["all runs"] * 3
+    assert {record["status"] for record in sheet.records} == {"not measured"}
+    assert all(record["difference"] is None for record in sheet.records)
+    for form in FORMATS:
+        assert rendered(sheet, form)
