@@ -1,13 +1,16 @@
 """One's own images, as a new user has them: PNG files in folders, default settings, a few minutes.
 
     python benchmarks/own_images.py IMAGES.npz [--labels 100] [--splits 1,2,3] [--minutes 5] [--record FILE]
+    python benchmarks/own_images.py IMAGES.npz --methods mean-teacher,fixmatch,supervised --validation 5000
     python benchmarks/own_images.py IMAGES.npz --labels 500 --splits 1 --keep FOLDER
 
 Makes a folder for each split from an .npz file (x_train, y_train, x_test, y_test, classes if it has them): a few
 training images under labeled/CLASS/, all others under unlabeled/, the test images under test/CLASS/. Then runs `fastswa
 check` (which also prepares the images, so that both trainings find them prepared), `fastswa train FOLDER --minutes M`
 and the same with `--method supervised`, one after the other, and compares the test errors of the models that they offer
-for use. With `--keep` it only makes the folder of the first split, to try the commands on by hand.
+for use. `--methods` names others to compare, of which the first is set against the last; with `--validation N` as many
+training images take the place of the test images, to choose by. With `--keep` it only makes the folder of the first
+split, to try the commands on by hand.
 """
 
 from __future__ import annotations
@@ -58,6 +61,14 @@ def make_folder(arrays: dict[str, np.ndarray], files: Path, folder: Path, labels
         os.link(files / "test" / f"{number}.png", folder / "test" / names[label] / f"{number}.png")
 
 
+def held_out(arrays: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
+    """The same without the test images: `count` training images, whatever the split, take their place."""
+    order = np.random.default_rng(7).permutation(len(arrays["y_train"]))
+    parts = {"train": order[:-count], "test": order[-count:]}
+    chosen = {f"{kind}_{part}": arrays[f"{kind}_train"][rows] for part, rows in parts.items() for kind in "xy"}
+    return arrays | chosen
+
+
 def fastswa(*words: str) -> tuple[list[dict[str, Any]], float]:
     """What `fastswa WORDS… --json` prints, line by line, and the seconds it took."""
     began = time.perf_counter()
@@ -83,16 +94,21 @@ def main() -> None:
     parser.add_argument("--record", type=Path)
     parser.add_argument("--work", type=Path)
     parser.add_argument("--keep", type=Path)
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--validation", type=int)
     arguments = parser.parse_args()
     splits = [int(word) for word in arguments.splits.split(",")]
     with np.load(arguments.images, allow_pickle=False) as file:
         arrays = {key: file[key] for key in ("x_train", "y_train", "x_test", "y_test", "classes") if key in file}
+    if arguments.validation is not None:
+        arrays = held_out(arrays, arguments.validation)
+    methods = arguments.methods.split(",")
     if arguments.keep is not None:
         with tempfile.TemporaryDirectory(dir=arguments.keep.absolute().parent) as work:
             make_files(arrays, Path(work) / "files")
             make_folder(arrays, Path(work) / "files", arguments.keep, arguments.labels, splits[0])
         return
-    errors: dict[str, list[float]] = {method: [] for method in METHODS}
+    errors: dict[str, list[float]] = {method: [] for method in methods}
     rows = []
     with tempfile.TemporaryDirectory(dir=arguments.work) as work:
         make_files(arrays, Path(work) / "files")
@@ -101,7 +117,7 @@ def main() -> None:
             make_folder(arrays, Path(work) / "files", folder, arguments.labels, split)
             _, seconds = fastswa("check", str(folder))
             print(f"split {split}: checked and prepared in {seconds:.1f} s", flush=True)
-            for method in METHODS:
+            for method in methods:
                 run = Path(work) / f"run-{split}-{method}"
                 words = ["train", str(folder), "--minutes", arguments.minutes, "--seed", str(split), "--out", str(run)]
                 # The default as it is, and the baseline by the one word that makes it so.
@@ -114,15 +130,19 @@ def main() -> None:
                 errors[method].append(error)
                 rows.append({"split": split, "method": method, "error": error, "seconds": round(seconds, 1)} | result)
                 print(f"split {split}: {method} {error:.2f}% in {seconds:.0f} s", flush=True)
-    ours, baseline = (mean(errors[method]) for method in METHODS)
+    means = {method: mean(errors[method]) for method in methods}
+    ours, baseline = means[methods[0]], means[methods[-1]]
     fewer = 100 * (1 - ours / baseline)
-    print(f"mean of {len(splits)} splits: {METHODS[0]} {ours:.2f}%, {METHODS[1]} {baseline:.2f}%: {fewer:.0f}% fewer")
+    said = ", ".join(f"{method} {error:.2f}%" for method, error in means.items())
+    print(f"mean of {len(splits)} splits: {said}: {fewer:.0f}% fewer")
     if arguments.record is not None:
         from fastswa.training.folder import environment
 
+        others = f" --methods {arguments.methods}" if methods != list(METHODS) else ""
+        others += f" --validation {arguments.validation}" if arguments.validation is not None else ""
         record = {
             "command": f"python benchmarks/own_images.py {arguments.images.name} --labels {arguments.labels} "
-            f"--splits {arguments.splits} --minutes {arguments.minutes}",
+            f"--splits {arguments.splits} --minutes {arguments.minutes}{others}",
             "error": errors,
             "fewer_errors_percent": round(fewer, 1),
             "runs": [{key: row[key] for key in ("split", "method", "error", "seconds", "last")} for row in rows],
