@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,26 +104,30 @@ class MeanTeacher:
         return loss.item()
 
 
+def weak_views(x: Tensor, translate: int, flip: bool) -> Tensor:
+    """Images (N, C, H, W) translated with reflection, each by pixels of its own, and half of them flipped."""
+    count, _, height, width = x.shape
+    device = x.device
+    x = F.pad(x, [translate] * 4, mode="reflect")
+    rows = torch.randint(0, 2 * translate + 1, (count, 1), device=device) + torch.arange(height, device=device)
+    columns = torch.randint(0, 2 * translate + 1, (count, 1), device=device) + torch.arange(width, device=device)
+    number = torch.arange(count, device=device)[:, None, None]
+    x = x[number, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+    return torch.where(torch.rand(count, 1, 1, 1, device=device) < 0.5, x.flip(3), x) if flip else x
+
+
 def tensors_in_memory(
-    pixels: np.ndarray, labels: np.ndarray, batch: int, labelled: int, device: torch.device, translate: int, flip: bool
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    pixels: np.ndarray, labels: np.ndarray, batch: int, labelled: int, device: torch.device, translate: int, flip: bool,
+    workers: int | None = None,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
     """Endless batches from (N, C, H, W) uint8 arrays kept on the device, augmented a batch at a time."""
     images = torch.from_numpy(pixels).to(device)
     known = torch.from_numpy(labels).to(device)
     mean = images.float().mean(dim=(0, 2, 3), keepdim=True)[0] / 255
     std = images.float().std(dim=(0, 2, 3), keepdim=True)[0] / 255
-    height, width = images.shape[2:]
 
     def view(chosen: Tensor) -> Tensor:
-        x = (chosen.float() / 255 - mean) / std
-        x = F.pad(x, [translate] * 4, mode="reflect")
-        rows = torch.randint(0, 2 * translate + 1, (batch, 1), device=device) + torch.arange(height, device=device)
-        columns = torch.randint(0, 2 * translate + 1, (batch, 1), device=device) + torch.arange(width, device=device)
-        number = torch.arange(batch, device=device)[:, None, None]
-        x = x[number, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
-        if flip:
-            x = torch.where(torch.rand(batch, 1, 1, 1, device=device) < 0.5, x.flip(3), x)
-        return x
+        return weak_views((chosen.float() / 255 - mean) / std, translate, flip)
 
     while True:
         index = torch.randint(0, len(images), (batch,), device=device)
@@ -154,14 +159,21 @@ class _Pictures(Dataset[tuple[Tensor, Tensor, int]]):
         return self.view(self.pictures[number]), self.view(self.pictures[number]), int(self.labels[number])
 
 
-def pil_loader(
-    pixels: np.ndarray, labels: np.ndarray, batch: int, labelled: int, device: torch.device, translate: int, flip: bool
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Endless batches from a DataLoader of PIL images, augmented one by one; two workers."""
+def loaded_by(pictures: Dataset[Any], batch: int, workers: int, device: torch.device) -> Iterator[tuple[Tensor, ...]]:
+    """Endless batches on the device of what a data set holds, read by a DataLoader; no workers: by this process."""
     loader = DataLoader(
-        _Pictures(pixels, labels, translate, flip), batch, shuffle=True, drop_last=True, num_workers=2,
-        persistent_workers=True,
-    )  # fmt: skip
+        pictures, batch, shuffle=True, drop_last=True, num_workers=workers, persistent_workers=workers > 0
+    )
     while True:
-        for view, other, known in loader:
-            yield view.to(device), other.to(device), known[:labelled].to(device)
+        for parts in loader:
+            yield tuple(part.to(device) for part in parts)
+
+
+def pil_loader(
+    pixels: np.ndarray, labels: np.ndarray, batch: int, labelled: int, device: torch.device, translate: int, flip: bool,
+    workers: int | None = None,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
+    """Endless batches from a DataLoader of PIL images, augmented one by one; two workers unless said."""
+    pictures = _Pictures(pixels, labels, translate, flip)
+    for view, other, known in loaded_by(pictures, batch, 2 if workers is None else workers, device):
+        yield view, other, known[:labelled]

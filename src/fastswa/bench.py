@@ -1,15 +1,14 @@
 """`fastswa bench`: the time of a training step in each engine, beside a naive loop and the convolutions alone.
 
-All rows of a table come from one run on one device. The naive loop is benchmarks/naive.py of the repository.
+All rows of a table come from one run on one device. The naive loops are benchmarks/naive.py and naive_fixmatch.py of
+the repository. Where a method has strong views, what they cost alone stands beside its steps.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -22,15 +21,17 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from fastswa.config import Config, DeviceConfig
 from fastswa.data.images import Dataset, ImageSet
 from fastswa.errors import RequestError
+from fastswa.floor import convolutions, floor_ms, passes, time_steps
 from fastswa.layers import build_config, recipe_layer
+from fastswa.methods import method_class
+from fastswa.methods.pseudo_labels import PseudoLabels
 from fastswa.training.device import Compute, choose_compute, settings_of
-from fastswa.training.feed import Feed
+from fastswa.training.feed import Feed, StepValues
+from fastswa.training.graph import captured
 from fastswa.training.setup import load_data, prepare
 from fastswa.training.state import build_state
 from fastswa.training.step import Step, launcher
@@ -46,12 +47,20 @@ CASES: dict[str, dict[str, Any]] = {
             "optimiser": {"lr": 0.05, "weight_decay": 2e-4},
         },
     },
+    "resnet9": {"recipe": "cifar10-fixmatch-4k"},
+    "wrn-28-2": {"recipe": "cifar10-fixmatch-4k", "settings": {"model": {"name": "wrn-28-2"}}},
 }
+# A row that is no step: strong views of its unlabelled images, alone.
+STRONG = "strong views"
+LOADER = "naive, PIL loader"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One engine's figures; ratios are to the naive loop (how many times faster) and to the floor (times slower)."""
+    """One engine's figures; ratios are to the naive loops (how many times faster) and to the floor (times slower).
+
+    `share_of_step` is said of strong views: their time as a part of the step of the engine that a run takes.
+    """
 
     model: str
     method: str
@@ -61,23 +70,38 @@ class Row:
     ms_per_step: float
     steps_per_s: float
     images_per_s: float
-    tflops: float
+    tflops: float | None
     memory_mib: float | None
     ratio_to_naive: float | None = None
     ratio_to_floor: float | None = None
+    ratio_to_loader: float | None = None
+    share_of_step: float | None = None
 
 
-def run_bench(models: Sequence[str], device: str, threads: int | None, seconds: float, as_json: bool) -> int:
-    """Measure and print every row for the given networks."""
+def run_bench(
+    models: Sequence[str],
+    device: str,
+    threads: int | None,
+    seconds: float,
+    as_json: bool,
+    batch: int | None = None,
+    workers: int | None = None,
+) -> int:
+    """Measure and print every row for the given networks; `batch` images a step instead of a recipe's.
+
+    `workers` is how many processes load PIL images; None leaves it to the naive loop.
+    """
     for model in models:
         if model not in CASES:
             raise RequestError(f"--models: '{model}' is not one of {', '.join(CASES)}.")
+    if batch is not None and batch < 2:
+        raise RequestError("--batch: a step takes two images at least, one of them labelled.")
     rows: list[Row] = []
     for model in models:
         case = CASES[model]
         settings = {"device": {"name": device, **({"threads": threads} if threads else {})}}
         config = build_config(recipe_layer(case["recipe"]), case.get("settings", {}), settings)
-        rows += bench_model(model, config, seconds)
+        rows += bench_model(model, config if batch is None else _with_batch(config, batch), seconds, workers=workers)
     if as_json:
         print(json.dumps([asdict(row) for row in rows]))
     else:
@@ -85,22 +109,34 @@ def run_bench(models: Sequence[str], device: str, threads: int | None, seconds: 
     return 0
 
 
-def bench_model(model: str, config: Config, seconds: float) -> list[Row]:
-    """The rows of one network: naive loops, our engines, the convolutions alone."""
+def _with_batch(config: Config, size: int) -> Config:
+    """The same with another number of images a step, as many of them labelled in proportion."""
+    batch = config.batch
+    labelled = max(round(size * batch.labelled / batch.size), 1)
+    return config.model_copy(update={"batch": batch.model_copy(update={"size": size, "labelled": labelled})})
+
+
+def bench_model(
+    model: str, config: Config, seconds: float, dataset: Dataset | None = None, workers: int | None = None
+) -> list[Row]:
+    """The rows of one network: naive loops, our engines, the convolutions alone, strong views where there are some."""
     compute = choose_compute(config.device)
-    dataset = load_data(config) if config.data.source == "digits" else random_images()
+    if dataset is None:
+        dataset = load_data(config) if config.data.source == "digits" else random_images()
     engines = ("eager", "graph", "compiled") if compute.device.type == "cuda" else ("eager", *_compiled_on_cpu())
     measured: dict[str, tuple[float, float | None]] = {}
     with settings_of(compute, config.device.threads):
-        measured |= _naive(model, config, dataset, compute, seconds)
+        measured |= _naive(model, config, dataset, compute, seconds, workers)
         for engine in engines:
             with _memory(compute) as memory:
                 measured[engine] = (_engine(config, dataset, replace(compute, engine=engine), seconds), None)
             measured[engine] = (measured[engine][0], memory.get("mib"))
         calls, flops = convolutions(config, dataset, compute)
-        measured["convolutions"] = (_floor(calls, compute, seconds), None)
+        measured["convolutions"] = (floor_ms(calls, compute, seconds, passes(config)[0]), None)
+        strong = _strong(config, dataset, compute, seconds) if method_class(config.method.name).strong_views else None
     rows = []
     naive, floor = measured.get("naive", (None, None))[0], measured["convolutions"][0]
+    loader = measured.get(LOADER, (None, None))[0]
     batch = config.batch.size
     for engine, (ms, mib) in measured.items():
         rows.append(
@@ -117,9 +153,33 @@ def bench_model(model: str, config: Config, seconds: float) -> list[Row]:
                 memory_mib=mib,
                 ratio_to_naive=naive / ms if naive else None,
                 ratio_to_floor=ms / floor,
+                ratio_to_loader=loader / ms if loader else None,
+            )
+        )
+    if strong is not None:
+        views = batch - config.batch.labelled or batch
+        step = measured[_engine_of(compute)][0]
+        rows.append(
+            Row(
+                model,
+                config.method.name,
+                STRONG,
+                str(compute.device),
+                views,
+                ms_per_step=strong,
+                steps_per_s=1e3 / strong,
+                images_per_s=1e3 * views / strong,
+                tflops=None,
+                memory_mib=None,
+                share_of_step=strong / step,
             )
         )
     return rows
+
+
+def _engine_of(compute: Compute) -> str:
+    """The engine that a run takes where nobody says: strong views are timed in it, and compared with its step."""
+    return "compiled" if compute.device.type == "cuda" else "eager"
 
 
 def _compiled_on_cpu() -> tuple[str, ...]:
@@ -145,62 +205,75 @@ def random_images(train: int = 50_000, test: int = 100) -> Dataset:
     return Dataset(images(train), images(test), ((0.5,) * 3, (0.29,) * 3))
 
 
-def time_steps(step: Callable[[], object], compute: Compute, seconds: float) -> float:
-    """Milliseconds a step: the median of blocks that together last about `seconds`, after a warm-up."""
-
-    def block(count: int) -> float:
-        _synchronise(compute)
-        began = time.perf_counter()
-        for _ in range(count):
-            step()
-        _synchronise(compute)
-        return 1e3 * (time.perf_counter() - began) / count
-
-    block(3)
-    count = max(int(1e3 * seconds / 10 / block(3)), 1)
-    return statistics.median(block(count) for _ in range(10))
-
-
-def _synchronise(compute: Compute) -> None:
-    if compute.device.type == "cuda":
-        torch.cuda.synchronize(compute.device)
-
-
-def _engine(config: Config, dataset: Dataset, compute: Compute, seconds: float) -> float:
+def _ready(config: Config, dataset: Dataset, compute: Compute) -> Step:
+    """A step of a run that begins, with the first epoch's rows."""
     material = prepare(config, dataset, compute)
     state = build_state(config, compute, material.facts, images=len(dataset.train))
     feed = Feed(config, material.plan, state.method, compute.device, compute.dtype)
     feed.load(0)
-    step = Step(state, feed, material.augment, material.pixels, material.labels, compute)
-    launch = launcher(step, compute)
+    return Step(state, feed, material.augment, material.pixels, material.labels, compute)
+
+
+def _again_and_again(launch: Callable[[], object], feed: Feed) -> Callable[[], None]:
+    """A launch that starts from the epoch's first row once its last one is taken."""
     position = 0
 
     def one() -> None:
         nonlocal position
-        if position == material.plan.steps:
+        if position == feed.plan.steps:
             feed.cursor.zero_()
             position = 0
         launch()
         position += 1
 
-    return time_steps(one, compute, seconds)
+    return one
+
+
+def _engine(config: Config, dataset: Dataset, compute: Compute, seconds: float) -> float:
+    step = _ready(config, dataset, compute)
+    return time_steps(_again_and_again(launcher(step, compute), step.feed), compute, seconds)
+
+
+def _strong(config: Config, dataset: Dataset, compute: Compute, seconds: float) -> float:
+    """Milliseconds of a step's strong views alone, launched as the step is."""
+    compute = replace(compute, engine=_engine_of(compute))
+    step = _ready(config, dataset, compute)
+    labelled, size = step.feed.plan.labelled, step.feed.plan.size
+    rows = slice(labelled if labelled < size else 0, None)
+
+    def views(values: StepValues) -> Tensor:
+        return step.batch(values).view("strong", rows)
+
+    made = torch.compile(views) if compute.engine == "compiled" else views
+
+    def launch() -> None:
+        made(step.feed.take())
+
+    cursor = step.feed.cursor
+    launched = captured(launch, [cursor], before=cursor.zero_) if compute.captures else launch
+    return time_steps(_again_and_again(launched, step.feed), compute, seconds)
 
 
 def _naive(
-    model: str, config: Config, dataset: Dataset, compute: Compute, seconds: float
+    model: str, config: Config, dataset: Dataset, compute: Compute, seconds: float, workers: int | None
 ) -> dict[str, tuple[float, float | None]]:
-    naive = _naive_module()
+    pseudo = issubclass(method_class(config.method.name), PseudoLabels)
+    naive = _naive_module("naive_fixmatch" if pseudo else "naive")
     if naive is None:
         print("fastswa: benchmarks/naive.py is not here; the naive rows are left out.", file=sys.stderr)
         return {}
     plain = replace(compute, precision="fp32")
     measured: dict[str, tuple[float, float | None]] = {}
-    for name, source in (("naive", naive.tensors_in_memory), ("naive, PIL loader", naive.pil_loader)):
+    for name, source in (("naive", naive.tensors_in_memory), (LOADER, naive.pil_loader)):
         with settings_of(plain, config.device.threads), _memory(compute) as memory:
-            trainer = naive.MeanTeacher(model, compute.device)
+            trainer = (
+                naive.FixMatch(model, compute.device, config.model.width)
+                if pseudo
+                else naive.MeanTeacher(model, compute.device)
+            )
             batches = source(
                 dataset.train.pixels[:5000], dataset.train.labels[:5000], config.batch.size, config.batch.labelled,
-                compute.device, config.augment.translate, config.augment.flip,
+                compute.device, config.augment.translate, config.augment.flip, workers,
             )  # fmt: skip
 
             def one(trainer: Any = trainer, batches: Iterator[Any] = batches) -> None:
@@ -211,17 +284,15 @@ def _naive(
     return measured
 
 
-def _naive_module() -> ModuleType | None:
-    path = Path(__file__).resolve().parents[2] / "benchmarks" / "naive.py"
-    if not path.is_file():
+def _naive_module(name: str) -> ModuleType | None:
+    folder = Path(__file__).resolve().parents[2] / "benchmarks"
+    if not (folder / f"{name}.py").is_file():
         return None
-    spec = importlib.util.spec_from_file_location("fastswa_naive", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["fastswa_naive"] = module
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(folder))
 
 
 @contextmanager
@@ -236,86 +307,28 @@ def _memory(compute: Compute) -> Iterator[dict[str, float]]:
         found["mib"] = torch.cuda.max_memory_allocated(compute.device) / 2**20
 
 
-class _Convolutions(TorchDispatchMode):
-    """Remembers the shapes of every convolution that runs inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[torch.Size, torch.Size, list[int], list[int], int]] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is torch.ops.aten.convolution.default:
-            x, weight, _, stride, padding, _, _, _, groups = args
-            self.calls.append((x.shape, weight.shape, stride, padding, groups))
-        return function(*args, **(kwargs or {}))
-
-
-def convolutions(
-    config: Config, dataset: Dataset, compute: Compute
-) -> tuple[list[tuple[torch.Size, torch.Size, list[int], list[int], int]], float]:
-    """One forward pass's convolutions, and the FLOP of a step (teacher forward, student forward and backward)."""
-    facts = prepare(config, dataset, compute).facts
-    network = facts.build().train().to(compute.device)
-    x = torch.randn(config.batch.size, *facts.shape, device=compute.device)
-    with torch.no_grad(), _Convolutions() as recorded:
-        network(x)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        network(x)
-    return recorded.calls, 4.0 * counter.get_total_flops()
-
-
-def _floor(
-    calls: Sequence[tuple[torch.Size, torch.Size, list[int], list[int], int]], compute: Compute, seconds: float
-) -> float:
-    """Milliseconds of a step's convolutions alone: forward twice, backward once; as one graph on a GPU."""
-    dtype = torch.bfloat16 if compute.precision == "bf16" else torch.float32
-    last = {"device": compute.device, "dtype": dtype}
-
-    def make(shape: torch.Size) -> Tensor:
-        return torch.randn(shape, **last).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    prepared = []
-    for number, (x_shape, weight_shape, stride, padding, groups) in enumerate(calls):
-        x, weight = make(x_shape).requires_grad_(number > 0), make(weight_shape).requires_grad_()
-        with torch.no_grad():
-            y = torch.conv2d(x, weight, None, stride, padding, 1, groups)
-        prepared.append((x, weight, torch.randn_like(y), stride, padding, groups))
-
-    def run() -> None:
-        for x, weight, gradient, stride, padding, groups in prepared:
-            with torch.no_grad():
-                torch.conv2d(x, weight, None, stride, padding, 1, groups)
-            y = torch.conv2d(x, weight, None, stride, padding, 1, groups)
-            torch.autograd.grad(y, [weight, x] if x.requires_grad else [weight], gradient)
-
-    if compute.device.type != "cuda":
-        return time_steps(run, compute, seconds)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return time_steps(graph.replay, compute, seconds)
-
-
 def _print(rows: Sequence[Row]) -> None:
-    table = Table(title=f"One Mean Teacher step on {rows[0].device}")
-    for name in ("model", "engine", "batch"):
+    def shown(value: float | None, form: str) -> str:
+        return "–" if value is None else format(value, form)
+
+    table = Table(title=f"One training step on {rows[0].device}")
+    for name in ("model", "method", "engine", "batch"):
         table.add_column(name)
-    for name in ("ms/step", "steps/s", "images/s", "TFLOP/s", "x naive", "x floor", "MiB"):
+    for name in ("ms/step", "steps/s", "images/s", "TFLOP/s", "x naive", "x loader", "x floor", "MiB"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
-            row.model, row.engine, str(row.batch), f"{row.ms_per_step:.3g}", f"{row.steps_per_s:.4g}",
-            f"{row.images_per_s:.4g}", f"{row.tflops:.3g}",
-            "–" if row.ratio_to_naive is None else f"{row.ratio_to_naive:.2f}",
-            "–" if row.ratio_to_floor is None else f"{row.ratio_to_floor:.2f}",
-            "–" if row.memory_mib is None else f"{row.memory_mib:.0f}",
+            row.model, row.method, row.engine, str(row.batch), f"{row.ms_per_step:.3g}", f"{row.steps_per_s:.4g}",
+            f"{row.images_per_s:.4g}", shown(row.tflops, ".3g"), shown(row.ratio_to_naive, ".2f"),
+            shown(row.ratio_to_loader, ".2f"), shown(row.ratio_to_floor, ".2f"), shown(row.memory_mib, ".0f"),
         )  # fmt: skip
-    # A pipe has no width of its own, and ten columns want more than the usual 80.
+    # A pipe has no width of its own, and twelve columns want more than the usual 80.
     console = Console()
-    (console if console.is_terminal else Console(width=130)).print(table)
+    console = console if console.is_terminal else Console(width=150)
+    console.print(table)
+    for row in rows:
+        if row.share_of_step is not None:
+            console.print(
+                f"{row.model}: strong views alone take {100 * row.share_of_step:.0f}% of the time of a step.",
+                highlight=False,
+            )

@@ -53,7 +53,7 @@ class PseudoLabels(Guesses):
 
     def _passes(self, batch: Batch, student: Network, labelled: int, first: int) -> tuple[Output, Tensor]:
         """What the network gives for labelled and then (last) strong views, and the weak views' probabilities."""
-        weak, strong = batch.view("weak"), batch.view("strong")[first:]
+        weak, strong = batch.view("weak"), batch.view("strong", slice(first, None))
         if self.config.together:
             output: Output = student(torch.cat([weak, strong]), batch.noise.scope("student"))
             return output, probabilities(output.logits[first : len(weak)].detach())

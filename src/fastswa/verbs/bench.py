@@ -16,6 +16,8 @@ def run(arguments: Arguments) -> int:
         threads=arguments.whole("--threads", 0) if "--threads" in arguments else None,
         seconds=arguments.number("--seconds", 4.0),
         as_json="--json" in arguments,
+        batch=arguments.whole("--batch", 2) if "--batch" in arguments else None,
+        workers=arguments.whole("--workers", 0) if "--workers" in arguments else None,
     )
 
 
@@ -23,6 +25,18 @@ VERB = Verb(
     run,
     "bench [--device cpu|cuda] [--models A,B]",
     "the time of a training step in each engine, beside a naive loop and the convolutions alone",
-    {"--device": True, "--models": True, "--threads": True, "--seconds": True, **COMMON},
-    details="On the CPU only the digits network by default: --models small,cnn13,shake-shake-26-2x96d adds others.",
+    {
+        "--device": True,
+        "--models": True,
+        "--threads": True,
+        "--seconds": True,
+        "--batch": True,
+        "--workers": True,
+        **COMMON,
+    },
+    details=(
+        "On the CPU only the digits network by default: --models small,cnn13,shake-shake-26-2x96d adds others.\n"
+        "resnet9 and wrn-28-2 take FixMatch steps of 64 + 448 images, the others Mean Teacher's. --batch N takes N\n"
+        "images a step instead, --workers N processes to load PIL images."
+    ),
 )
