@@ -1,0 +1,167 @@
+"""python benchmarks/write_frontier.py: bring docs/frontier.md up to date with results/.
+
+What stands between `<!-- begin NAME -->` and `<!-- end NAME -->` is written here; the rest of the page is not touched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from fastswa.bench import STRONG
+from fastswa.tables.measured import load_results
+from fastswa.tables.paired import difference, paired_runs
+from fastswa.tables.table import table
+from write_reproduction import bare, filled
+
+HOME = Path(__file__).resolve().parents[1]
+PAGE, RESULTS = HOME / "docs" / "frontier.md", HOME / "results"
+BENCH = "bench-fixmatch-h200.json"
+NOT_YET = "not measured"
+# The network whose error a goal is about: named before anything was measured, so that test images choose nothing.
+HEADLINE = "fast-swa"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a recipe is to reach, in percent and minutes; None where its error is only reported."""
+
+    title: str
+    recipe: str
+    error: float | None
+    minutes: float
+
+
+GOALS = (
+    Goal("CIFAR-10, 4,000 labels", "cifar10-fixmatch-4k", 4.6, 10),
+    Goal("CIFAR-10, 4,000 labels, quick", "cifar10-fixmatch-4k-quick", 5.4, 4),
+    Goal("CIFAR-10, 250 labels", "cifar10-fixmatch-250", 6.0, 10),
+    Goal("CIFAR-10, 40 labels", "cifar10-fixmatch-40", None, 10),
+    Goal("CIFAR-100, 10,000 labels", "cifar100-fixmatch-10k", 26.0, 15),
+)
+
+
+def sections(folder: Path) -> dict[str, str]:
+    """Every generated part of the page by its name."""
+    steps = bench_rows(folder)
+    return {
+        "frontier": bare(table("frontier", folder)),
+        "goals": goals_part(table("frontier", folder).records, steps),
+        "verdict": verdict_part(folder),
+        "paired": bare(table("paired", folder)),
+        "steps": steps_part(steps),
+        "own-images": own_images_part(folder),
+    }
+
+
+def bench_rows(folder: Path) -> list[dict[str, Any]]:
+    """What `fastswa bench --json` printed, if it was kept."""
+    path = folder / BENCH
+    rows: list[dict[str, Any]] = json.loads(path.read_text("utf-8")) if path.is_file() else []
+    return rows
+
+
+def goals_part(records: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]]) -> str:
+    """Each goal and what was measured of it."""
+    rows = ["| what | goal | measured | reached |", "|---|---|---|---|"]
+    for goal in GOALS:
+        (found,) = [
+            record
+            for record in records
+            if (record["recipe"], record["network"]) == (goal.recipe, HEADLINE)
+            and (record["method"], record["architecture"]) == ("fixmatch", "resnet9")
+        ]
+        wanted = "reported" if goal.error is None else f"at most {goal.error:.1f}%"
+        said, reached = NOT_YET, ""
+        if found["our_error"] is not None:
+            said = f"{found['our_error']:.2f}% in {found['minutes']:.1f} min., {_seeds(len(found['seeds']))}"
+            held = found["minutes"] <= goal.minutes and (goal.error is None or found["our_error"] <= goal.error)
+            reached = "yes" if held else "**no**"
+        rows.append(f"| `{goal.recipe}`: {goal.title} | {wanted}, at most {goal.minutes:g} min. | {said} | {reached} |")
+    for title, wanted, value, form, held in _step_goals(steps):
+        said = NOT_YET if value is None else form.format(value)
+        reached = "" if value is None else ("yes" if held else "**no**")
+        rows.append(f"| {title} | {wanted} | {said} | {reached} |")
+    return "\n".join(rows)
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'s' * (count > 1)}"
+
+
+def _step_goals(steps: Sequence[dict[str, Any]]) -> list[tuple[str, str, float | None, str, bool]]:
+    by_row = {(row["model"], row["engine"]): row for row in steps}
+
+    def value(model: str, engine: str, name: str) -> float | None:
+        return by_row.get((model, engine), {}).get(name)
+
+    step = value("resnet9", "compiled", "ms_per_step")
+    times = value("wrn-28-2", "compiled", "ratio_to_loader")
+    share = value("resnet9", STRONG, "share_of_step")
+    return [
+        ("step, `resnet9`, 64 + 448", "at most 5.5 ms", step, "{:.2f} ms", (step or 0) <= 5.5),
+        (
+            *("step, `wrn-28-2`, 64 + 448", "at least 5 times an eager loop with DataLoaders of Pillow images", times),
+            *("{:.1f} times", (times or 0) >= 5),
+        ),
+        ("strong views, `resnet9`", "at most 15% of a step", share, "{:.0%}", (share or 0) <= 0.15),
+    ]
+
+
+def verdict_part(folder: Path) -> str:
+    """Whether fast-SWA errs less than the EMA and than the student, over all runs."""
+    runs = paired_runs(load_results(folder))
+    if len(runs) < 2:
+        return "Not measured yet: it takes two finished runs of these methods in `results/`."
+    sentences = []
+    for other, name in (("ema", "the EMA"), ("student", "the student")):
+        found = difference(runs, "fast-swa", other)
+        assert found.interval is not None
+        low, high = found.interval
+        held = "holds" if high < 0 else "is contradicted" if low > 0 else "is neither shown nor refuted"
+        sentences.append(
+            f"Fast-SWA's error less that of {name}: {found.mean:+.3f} points (95% {low:+.3f} to {high:+.3f}; "
+            f"below 0 in {found.better} of {len(runs)} runs): that averaging gains {held}."
+        )
+    return " ".join(sentences)
+
+
+def steps_part(steps: Sequence[dict[str, Any]]) -> str:
+    """The rows of the benchmark."""
+    if not steps:
+        return "Not measured yet."
+    rows = [
+        "| network | engine | ms a step | x naive | x loader | x floor | share of a step |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in steps:
+        ratios = [row["ratio_to_naive"], row["ratio_to_loader"], row["ratio_to_floor"]]
+        cells = " | ".join("" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+        share = "" if row["share_of_step"] is None else f"{row['share_of_step']:.0%}"
+        rows.append(f"| `{row['model']}` | {row['engine']} | {row['ms_per_step']:.2f} | {cells} | {share} |")
+    return "\n".join(rows)
+
+
+def own_images_part(folder: Path) -> str:
+    """What benchmarks/own_images.py compared, one line a file."""
+    rows = ["| command | images measured on | mean error in % |", "|---|---|---|"]
+    for path in sorted(folder.glob("own-images-*.json")):
+        record = json.loads(path.read_text("utf-8"))
+        command = record["command"].removeprefix("python benchmarks/")
+        measured = "held-out training images" if "--validation" in command else "test images"
+        errors = ", ".join(f"{method} {mean(found):.2f}" for method, found in record["error"].items())
+        rows.append(f"| `{command}` | {measured} | {errors} |")
+    return "\n".join(rows) if len(rows) > 2 else "Not measured yet."
+
+
+def main() -> None:
+    PAGE.write_text(filled(PAGE.read_text("utf-8"), sections(RESULTS)), "utf-8")
+    print(f"{PAGE.relative_to(HOME)} written")
+
+
+if __name__ == "__main__":
+    main()

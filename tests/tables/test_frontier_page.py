@@ -1,0 +1,105 @@
+"""docs/frontier.md says what results/ hold: goals, verdict and steps are judged from figures made up here."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from test_frontier import write
+
+HOME = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def writer() -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(HOME / "benchmarks"))
+        return importlib.import_module("write_frontier")
+
+
+def test_the_page_is_as_old_as_the_results(writer: ModuleType) -> None:
+    page = writer.PAGE.read_text("utf-8")
+    assert writer.filled(page, writer.sections(writer.RESULTS)) == page, "run `python benchmarks/write_frontier.py`"
+
+
+def test_nothing_is_claimed_without_results(writer: ModuleType, tmp_path: Path) -> None:
+    parts = writer.sections(tmp_path)
+    assert parts["goals"].count("not measured") == 8
+    assert not any(word in parts["goals"] for word in ("yes", "**no**"))
+    assert parts["verdict"].startswith("Not measured yet")
+    assert (parts["steps"], parts["own-images"]) == ("Not measured yet.",) * 2
+
+
+@pytest.mark.parametrize(("error", "reached"), [(4.55, "yes"), (4.75, "**no**")])
+def test_goals_are_judged_by_the_mean_of_fast_swa(
+    writer: ModuleType, tmp_path: Path, error: float, reached: str
+) -> None:
+    for seed, shift in ((10, -0.05), (11, 0.05)):
+        errors = {"student": 1.0, "ema": 1.0, "fast_swa": error + shift}
+        write(tmp_path, "cifar10-fixmatch-4k", seed, errors)
+        write(tmp_path, "cifar10-fixmatch-4k-quick", seed, errors)
+    lines = writer.sections(tmp_path)["goals"].splitlines()
+    assert lines[2].endswith(f"| {error:.2f}% in 6.0 min., 2 seeds | {reached} |")
+    # Good enough for the quick one, but the six minutes of these runs are not.
+    assert lines[3].endswith(f"| {error:.2f}% in 6.0 min., 2 seeds | **no** |")
+
+
+@pytest.mark.parametrize(
+    ("gains", "verdict"),
+    [
+        ((0.2, 0.25, 0.3), "holds"),
+        ((-0.2, -0.25, -0.3), "is contradicted"),
+        ((0.2, 0.0, -0.3), "is neither shown nor refuted"),
+    ],
+)
+def test_the_verdict_follows_the_interval(
+    writer: ModuleType, tmp_path: Path, gains: tuple[float, ...], verdict: str
+) -> None:
+    for seed, gain in enumerate(gains):
+        write(tmp_path, "cifar10-fixmatch-250", seed, {"student": 6.0, "ema": 6.0, "fast_swa": 6.0 - gain})
+    assert writer.verdict_part(tmp_path).count(f"that averaging gains {verdict}.") == 2
+
+
+def step_row(model: str, engine: str, **figures: float) -> dict[str, Any]:
+    empty = dict.fromkeys(("ratio_to_naive", "ratio_to_loader", "ratio_to_floor", "share_of_step"))
+    return {"model": model, "engine": engine, "ms_per_step": 1.0, **empty, **figures}
+
+
+@pytest.mark.parametrize(
+    ("ms", "times", "share", "reached"),
+    [(5.4, 5.2, 0.12, ["yes", "yes", "yes"]), (5.6, 4.9, 0.2, ["**no**", "**no**", "**no**"])],
+)
+def test_steps_are_judged(
+    writer: ModuleType, tmp_path: Path, ms: float, times: float, share: float, reached: list[str]
+) -> None:
+    rows = [
+        step_row("resnet9", "compiled", ms_per_step=ms, ratio_to_floor=1.4),
+        step_row("resnet9", "strong views", share_of_step=share),
+        step_row("wrn-28-2", "compiled", ratio_to_loader=times),
+    ]
+    (tmp_path / writer.BENCH).write_text(json.dumps(rows), "utf-8")
+    parts = writer.sections(tmp_path)
+    lines = parts["goals"].splitlines()[-3:]
+    assert [line.split(" | ")[-1].removesuffix(" |") for line in lines] == reached
+    assert f"{times:.1f} times" in lines[1]
+    assert f"| `resnet9` | compiled | {ms:.2f} |  |  | 1.40 |  |" in parts["steps"]
+
+
+def test_own_images_say_what_they_were_measured_on(writer: ModuleType, tmp_path: Path) -> None:
+    record = {"command": "python benchmarks/own_images.py a.npz --validation 500", "error": {"fixmatch": [1.0, 2.0]}}
+    (tmp_path / "own-images-a.json").write_text(json.dumps(record), "utf-8")
+    line = writer.own_images_part(tmp_path).splitlines()[-1]
+    assert line == "| `own_images.py a.npz --validation 500` | held-out training images | fixmatch 1.50 |"
+
+
+def test_tuning_changes_one_value_at_a_time() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(HOME / "benchmarks"))
+        tuning = importlib.import_module("tuning")
+    axes = ["a=1,2", "b=3"]
+    assert tuning.combinations(axes, each=True) == [{}, {"a": "1"}, {"a": "2"}, {"b": "3"}]
+    assert tuning.combinations(axes, each=False) == [{"a": "1", "b": "3"}, {"a": "2", "b": "3"}]
