@@ -148,13 +148,18 @@ def steps_part(steps: Sequence[dict[str, Any]]) -> str:
 
 def own_images_part(folder: Path) -> str:
     """What benchmarks/own_images.py compared, one line a file."""
-    rows = ["| command | images measured on | mean error in % |", "|---|---|---|"]
+    rows = [
+        "| images | labels | splits | minutes a run | measured on | mean error in % |",
+        "|---|---:|---|---:|---|---|",
+    ]
     for path in sorted(folder.glob("own-images-*.json")):
         record = json.loads(path.read_text("utf-8"))
-        command = record["command"].removeprefix("python benchmarks/")
-        measured = "held-out training images" if "--validation" in command else "test images"
+        source, *words = record["command"].split()[2:]
+        options = dict(zip(words[::2], words[1::2], strict=True))
+        shown = " | ".join(options[name].replace(",", ", ") for name in ("--labels", "--splits", "--minutes"))
+        measured = "held-out training images" if "--validation" in options else "test images"
         errors = ", ".join(f"{method} {mean(found):.2f}" for method, found in record["error"].items())
-        rows.append(f"| `{command}` | {measured} | {errors} |")
+        rows.append(f"| {source} | {shown} | {measured} | {errors} |")
     return "\n".join(rows) if len(rows) > 2 else "Not measured yet."
 
 

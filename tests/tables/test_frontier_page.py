@@ -90,10 +90,12 @@ def test_steps_are_judged(
 
 
 def test_own_images_say_what_they_were_measured_on(writer: ModuleType, tmp_path: Path) -> None:
-    record = {"command": "python benchmarks/own_images.py a.npz --validation 500", "error": {"fixmatch": [1.0, 2.0]}}
+    words = "a.npz --labels 100 --splits 1,2 --minutes 5 --methods pi,fixmatch --validation 500"
+    errors = {"pi": [3.0, 4.0], "fixmatch": [1.0, 2.0]}
+    record = {"command": f"python benchmarks/own_images.py {words}", "error": errors}
     (tmp_path / "own-images-a.json").write_text(json.dumps(record), "utf-8")
     line = writer.own_images_part(tmp_path).splitlines()[-1]
-    assert line == "| `own_images.py a.npz --validation 500` | held-out training images | fixmatch 1.50 |"
+    assert line == "| a.npz | 100 | 1, 2 | 5 | held-out training images | pi 3.50, fixmatch 1.50 |"
 
 
 def test_tuning_changes_one_value_at_a_time() -> None:

@@ -132,6 +132,8 @@ def test_an_unknown_table_is_refused_with_the_nearest(tmp_path: Path) -> None:
         "soa",
         "averaging-often",
         "domain-adaptation",
+        "frontier",
+        "paired",
     ]
 
 
