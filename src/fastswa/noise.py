@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastswa import kernels
+
 _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 
@@ -80,17 +82,20 @@ class Noise:
         """The innermost scope's own name, nothing outside of any."""
         return self._scope.split("/")[-2] if self._scope else ""
 
+    def constants(self, name: str) -> tuple[int, int, int]:
+        """What sets a purpose apart: what its two words are changed by, an odd multiplier between them."""
+        purpose = _name_hash(self._scope + name)
+        return _signed32(purpose), _signed32((purpose >> 32) | 1), _signed32(_mix64(purpose + 1))
+
     def bits(self, name: str, shape: Sequence[int]) -> Tensor:
         """Uniform int32 over all 2^32 values, of the given shape."""
-        purpose = _name_hash(self._scope + name)
-        second = _mix64(purpose + 1)
-        offset = self.words[0] ^ _signed32(purpose)
-        key = self.words[1] ^ _signed32(second)
+        first, multiplier, second = self.constants(name)
+        offset, key = self.words[0] ^ first, self.words[1] ^ second
         position = torch.arange(math.prod(shape), dtype=torch.int32, device=self.words.device)
         # Two keyed rounds: the first spreads the positions (an odd multiplier per purpose), the second
         # separates steps whose first-round sequences overlap. The offset comes first: torch.compile would
         # fold position * constant into an index expression, which does not wrap at 32 bits.
-        x = (position + offset) * _signed32((purpose >> 32) | 1)
+        x = (position + offset) * multiplier
         x = (x ^ _shift(x, 16)) * 0x7FEB352D
         x = x ^ key
         x = (x ^ _shift(x, 16)) * 0x21F0AAAD
@@ -116,5 +121,9 @@ class Noise:
         """x with each element zeroed with probability p and the rest divided by 1 - p."""
         if p == 0:
             return x
+        if kernels.drawable(x, self.words):
+            from fastswa.kernels.draws import dropout
+
+            return dropout(x, self.words, list(self.constants(name)), p)
         keep = self.uniform(name, x.shape) >= p
         return x * keep.to(x.dtype) * (1.0 / (1.0 - p))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fastswa import kernels
 from fastswa.data import strong
 from fastswa.data.warp import draw_maps, warped
 from fastswa.noise import Noise
@@ -74,10 +75,22 @@ class Augment:
     def view(self, pixels: Tensor, index: Tensor, noise: Noise) -> Tensor:
         """A random view of pixels[index], (B, C, H, W); `index` is (B,) int64, `noise` is scoped by the view's name."""
         strongly = noise.name == "strong" or (noise.name == "student" and self.student == "strong")
+        if not (strongly or self.warp or self.standardise) and kernels.viewable(pixels, self.scale):
+            return self._drawn(pixels, index, noise)
         images = self._strong(pixels, index, noise) if strongly else self._weak(pixels, index, noise)
         if self.noise:
             images = images + self.noise * noise.normal("gaussian", images.shape, images.dtype)
         return images
+
+    def _drawn(self, pixels: Tensor, index: Tensor, noise: Noise) -> Tensor:
+        """The weak view in one launch."""
+        from fastswa.kernels.draws import weak_view
+
+        purposes = ("flip", "translate", "gaussian/radius", "gaussian/angle")
+        constants = [constant for purpose in purposes for constant in noise.constants(purpose)]
+        return weak_view(
+            pixels, index, noise.words, self.scale, self.shift, constants, self.translate, self.flip, self.noise
+        )
 
     def _weak(self, pixels: Tensor, index: Tensor, noise: Noise) -> Tensor:
         _, height, width, _ = pixels.shape

@@ -19,6 +19,23 @@ def gatherable(tensors: Sequence[Tensor]) -> bool:
     )
 
 
+def drawable(x: Tensor, words: Tensor) -> bool:
+    """Whether kernels.draws drops out x: on a GPU, at most 32 bits, dense in memory."""
+    return (
+        x.is_cuda
+        and _TRITON
+        and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        and x.numel() < 2**31
+        and (x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)))
+        and words.is_cuda
+    )
+
+
+def viewable(pixels: Tensor, scale: Tensor) -> bool:
+    """Whether kernels.draws makes views of these images: on a GPU, for 32 bits."""
+    return pixels.is_cuda and _TRITON and scale.dtype == torch.float32 and pixels.is_contiguous()
+
+
 def movable(parameters: Sequence[Tensor]) -> bool:
     """Whether kernels.update takes these parameters: on one GPU, in 32 bits."""
     return _TRITON and all(p.is_cuda and p.dtype == torch.float32 for p in parameters)

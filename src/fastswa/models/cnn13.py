@@ -87,5 +87,5 @@ class CNN13(Convolutional):
         if self.padded:
             # The two paddings added two pixels on each side; what the published network pools is as large as before.
             x = x[:, :, :-4, :-4]
-        output: Output = self.heads(global_average(x))
+        output: Output = self.heads(global_average(x), weights)
         return output

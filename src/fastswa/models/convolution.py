@@ -1,7 +1,8 @@
-"""The convolutions of a network as a whole: their weights made ready at once, their gradients beside other work."""
+"""The layers of a network as a whole: their weights made ready at once, their gradients beside other work."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,9 +14,9 @@ from fastswa import beside, kernels
 
 
 class Weights:
-    """What each convolution of a network multiplies by; `beside`: their gradients are made on the second stream."""
+    """What each layer of a network multiplies by; `beside`: convolutions' gradients are made on the second stream."""
 
-    def __init__(self, of: dict[nn.Module, Tensor], beside: bool) -> None:
+    def __init__(self, of: Mapping[nn.Module, Tensor], beside: bool) -> None:
         self.of, self.beside = of, beside
 
     def convolve(self, layer: nn.Conv2d, x: Tensor) -> Tensor:
@@ -26,14 +27,20 @@ class Weights:
         weight = self.of[layer]
         if x.is_cuda and x.shape[1] < 8:
             missing = (0, 0, 0, 0, 0, 8 - x.shape[1])
-            x, weight = F.pad(x, missing), F.pad(weight, missing)
+            x, weight = F.pad(x.to(weight.dtype), missing), F.pad(weight, missing)
         elif self.beside:
             return _convolve(x.to(weight.dtype), weight, list(layer.stride), list(layer.padding), layer.groups)
         return F.conv2d(x, weight, None, layer.stride, layer.padding, 1, layer.groups)
 
+    def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        """`layer` applied to x (N, I)."""
+        return F.linear(x, self.of[layer], layer.bias) if layer in self.of else layer(x)
+
 
 class Convolutional(nn.Module):
-    """A network whose convolutions get their weights ready together at the beginning of a pass.
+    """A network whose layers get their weights ready together at the beginning of a pass.
+
+    They are its convolutions and, where these are weight-normalised, its linear layers, which are so too.
 
     `beside` lets a captured step make their gradients on the second stream. Whoever sets it sees to it that no memory
     is used again before the step ends: compiled code must neither reuse its buffers nor write over them.
@@ -43,14 +50,16 @@ class Convolutional(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers: list[nn.Conv2d] = []
+        self.layers: list[nn.Conv2d | nn.Linear] = []
 
     def gather(self) -> None:
-        """Find the convolutions; the last thing that a network's making does."""
-        self.layers = [module for module in self.modules() if isinstance(module, nn.Conv2d)]
+        """Find the layers; the last thing that a network's making does."""
+        convolutions = [module for module in self.modules() if isinstance(module, nn.Conv2d)]
+        linear = [module for module in self.modules() if isinstance(module, nn.Linear)]
+        self.layers = [*convolutions, *linear] if parametrize.is_parametrized(convolutions[0]) else [*convolutions]
 
     def weights(self) -> Weights:
-        """All convolutions' weights, normalised and cast in one launch where a GPU allows it.
+        """All layers' weights, normalised and cast in one launch where a GPU allows it.
 
         Only in training and without gradients: nothing can be differentiated twice there.
         """
@@ -59,7 +68,7 @@ class Convolutional(nn.Module):
         tensors: list[Tensor]
         if normed:
             pairs: list[Any] = [layer.parametrizations.weight for layer in layers]  # type: ignore[union-attr]
-            tensors = [*(pair.original1 for pair in pairs), *(pair.original0 for pair in pairs)]
+            tensors = [_as_kernel(v) for v in (*(p.original1 for p in pairs), *(p.original0 for p in pairs))]
         else:
             tensors = [layer.weight for layer in layers]
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else tensors[0].dtype
@@ -72,7 +81,13 @@ class Convolutional(nn.Module):
         from fastswa.kernels.weights import CastWeights, UnitWeights
 
         made = (UnitWeights if normed else CastWeights).apply(dtype, *tensors)
-        return Weights(dict(zip(layers, made, strict=True)), self.beside)
+        shaped = (w.flatten(1) if isinstance(m, nn.Linear) else w for m, w in zip(layers, made, strict=True))
+        return Weights(dict(zip(layers, shaped, strict=True)), self.beside)
+
+
+def _as_kernel(weight: Tensor) -> Tensor:
+    """A linear layer's weight (O, I) as a convolution's (O, I, 1, 1)."""
+    return weight[:, :, None, None] if weight.dim() == 2 else weight
 
 
 @torch.library.custom_op("fastswa::convolve", mutates_args=())

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastswa import kernels
+from fastswa.models.convolution import Weights
 from fastswa.noise import Noise
 
 
@@ -31,9 +32,10 @@ class Heads(nn.Module):
         self.first = nn.Linear(features, classes)
         self.second = nn.Linear(features, classes) if heads == 2 else None
 
-    def forward(self, features: Tensor) -> Output:
-        logits = self.first(features)
-        return Output(logits, logits if self.second is None else self.second(features), features)
+    def forward(self, features: Tensor, weights: Weights | None = None) -> Output:
+        linear = (lambda layer, x: layer(x)) if weights is None else weights.linear
+        logits = linear(self.first, features)
+        return Output(logits, logits if self.second is None else linear(self.second, features), features)
 
 
 def global_average(x: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ class Step:
         self.state, self.feed, self.augment = state, feed, augment
         self.pixels, self.labels, self.compute = pixels, labels, compute
         self.beside = False
+        self._zeros: dict[int, Tensor] = {}
 
     def __call__(self) -> None:
         self.run(self.feed.take())
@@ -84,10 +85,17 @@ class Step:
             target = self.target(values)
         terms = self.losses(values, target)
         loss = torch.stack(list(terms.values())).sum()
-        gradients = torch.autograd.grad(loss, state.optimiser.parameters, allow_unused=True, materialize_grads=True)
+        found = torch.autograd.grad(loss, state.optimiser.parameters, allow_unused=True)
+        gradients = [self._zero(k) if gradient is None else gradient for k, gradient in enumerate(found)]
         self.update(gradients, values.learning_rate, values.teacher_rate)
         self.average()
         state.record(terms)
+
+    def _zero(self, k: int) -> Tensor:
+        """The gradient of a parameter that the loss does not reach, such as a bias before a batch norm; made once."""
+        if k not in self._zeros:
+            self._zeros[k] = torch.zeros_like(self.state.optimiser.parameters[k])
+        return self._zeros[k]
 
     def update(self, gradients: Sequence[Tensor], learning_rate: Tensor, teacher_rate: Tensor) -> None:
         """Move the student, then the teacher after it."""
