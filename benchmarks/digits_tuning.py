@@ -39,7 +39,7 @@ def main(words: list[str]) -> None:
         last = [run[-1] for run in runs[row * seeds : (row + 1) * seeds]]
         cells = [
             f"{network} {mean(e):.2f}±{stdev(e):.2f}"
-            for network in NETWORKS
+            for network in (*NETWORKS, "ema")
             if (e := [line["validation_error"][network] for line in last if network in line["validation_error"]])
         ]
         settings_text = " ".join(f"{n}={v}" for n, v in zip(names, values, strict=True))

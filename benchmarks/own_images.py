@@ -4,13 +4,13 @@
     python benchmarks/own_images.py IMAGES.npz --methods mean-teacher,fixmatch,supervised --validation 5000
     python benchmarks/own_images.py IMAGES.npz --labels 500 --splits 1 --keep FOLDER
 
-Makes a folder for each split from an .npz file (x_train, y_train, x_test, y_test, classes if it has them): a few
-training images under labeled/CLASS/, all others under unlabeled/, the test images under test/CLASS/. Then runs `fastswa
-check` (which also prepares the images, so that both trainings find them prepared), `fastswa train FOLDER --minutes M`
-and the same with `--method supervised`, one after the other, and compares the test errors of the models that they offer
-for use. `--methods` names others to compare, of which the first is set against the last; with `--validation N` as many
-training images take the place of the test images, to choose by. With `--keep` it only makes the folder of the first
-split, to try the commands on by hand.
+Makes a folder for each split from an .npz file (x_train, y_train, x_test, y_test, classes if it has them; `digits` are
+the embedded ones): a few training images under labeled/CLASS/, all others under unlabeled/, the test images under
+test/CLASS/. Then runs `fastswa check` (which also prepares the images, so that both trainings find them prepared),
+`fastswa train FOLDER --minutes M` and the same with `--method supervised`, one after the other, and compares the test
+errors of the models that they offer for use. `--methods` names others to compare, of which the first is set against the
+last; with `--validation N` as many training images take the place of the test images, to choose by. With `--keep` it
+only makes the folder of the first split, to try the commands on by hand.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from fastswa.data.sources.digits import load_digits
 
 METHODS = ("mean-teacher", "supervised")
 
@@ -59,6 +61,18 @@ def make_folder(arrays: dict[str, np.ndarray], files: Path, folder: Path, labels
         os.link(files / "train" / f"{number}.png", place / f"{number}.png")
     for number, label in enumerate(arrays["y_test"]):
         os.link(files / "test" / f"{number}.png", folder / "test" / names[label] / f"{number}.png")
+
+
+def read_arrays(images: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file, or those of the embedded digits where that is the word."""
+    if str(images) == "digits":
+        digits = load_digits()
+        assert digits.test is not None
+        parts = {"train": digits.train, "test": digits.test}
+        arrays = {f"x_{name}": part.pixels for name, part in parts.items()}
+        return arrays | {f"y_{name}": part.labels for name, part in parts.items()}
+    with np.load(images, allow_pickle=False) as file:
+        return {key: file[key] for key in ("x_train", "y_train", "x_test", "y_test", "classes") if key in file}
 
 
 def held_out(arrays: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
@@ -98,8 +112,7 @@ def main() -> None:
     parser.add_argument("--validation", type=int)
     arguments = parser.parse_args()
     splits = [int(word) for word in arguments.splits.split(",")]
-    with np.load(arguments.images, allow_pickle=False) as file:
-        arrays = {key: file[key] for key in ("x_train", "y_train", "x_test", "y_test", "classes") if key in file}
+    arrays = read_arrays(arguments.images)
     if arguments.validation is not None:
         arrays = held_out(arrays, arguments.validation)
     methods = arguments.methods.split(",")
