@@ -255,6 +255,17 @@ class EvaluationConfig(Section):
 class CheckpointConfig(Section):
     every: Positive = Field(1, description="epochs between checkpoints")
     keep: tuple[NonNegative, ...] = Field((), description="epochs whose checkpoints stay, for --from RUN@EPOCH")
+    keep_every: NonNegative = Field(0, description="epochs between iterates kept for `fastswa analyze`; 0: none")
+    keep_from: NonNegative | None = Field(None, description="first epoch whose iterate is kept; follows keep_every")
+    keep_dtype: Literal["fp32", "bf16"] = Field("fp32", description="numbers of kept iterates: bf16 halves their size")
+
+    @model_validator(mode="after")
+    def _keeps(self) -> CheckpointConfig:
+        if self.keep_from is not None and not self.keep_every and "keep_every" not in self.model_fields_set:
+            raise ValueError(
+                "checkpoint.keep_from says where keeping begins; checkpoint.keep_every how often it is done"
+            )
+        return self
 
 
 class DeviceConfig(Section):
@@ -326,6 +337,9 @@ RESUMABLE = (
     "evaluation.batch",
     "checkpoint.every",
     "checkpoint.keep",
+    "checkpoint.keep_every",
+    "checkpoint.keep_from",
+    "checkpoint.keep_dtype",
     "device.name",
     "device.engine",
     "device.threads",

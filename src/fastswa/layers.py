@@ -27,6 +27,8 @@ ALIASES = {
     "deterministic": "device.deterministic",
     "labels": "split.labels",
     "epochs": "schedule.epochs",
+    "keep-every": "checkpoint.keep_every",
+    "keep-from": "checkpoint.keep_from",
     "from": "start.run",
 }
 
@@ -103,8 +105,7 @@ def flag_layer(arguments: Sequence[str], options: Iterable[str] = ()) -> Layer:
         if not token.startswith("--"):
             raise RequestError(f"unexpected argument '{token}'; settings are given as --section.name VALUE.")
         name, equals, value = token[2:].partition("=")
-        name = name.replace("-", "_")
-        path = ALIASES.get(name, name)
+        path = ALIASES.get(name.replace("_", "-"), name.replace("-", "_"))
         kind = _field_type(path, options)
         if not equals:
             if kind is bool and (not rest or rest[0].startswith("--")):

@@ -2,7 +2,7 @@
 
 Of every loss term, weighted as it is trained, and of their sum: the root mean square norm of a batch's gradient (what
 a step feels), the norm of the mean over batches, and the trace of the covariance E||g - E g||² over batches, views and
-dropout. Read from what training recorded (`--analysis.gradients`), or computed from kept checkpoints.
+dropout. Read from what training recorded (`--analysis.gradients`), or computed from what was kept.
 """
 
 from __future__ import annotations
@@ -186,7 +186,8 @@ def gradients(request: Request) -> list[Gradients]:
             raise RequestError("--batches: a covariance needs two batches at least.")
         with opened(missing, request.device) as subjects:
             for subject in subjects:
-                epochs = subject.chosen(request.epochs, least=1)
+                asked = subject.states() if request.epochs is None else request.epochs
+                epochs = subject.chosen(asked, least=1)
                 computed[subject.path] = from_checkpoints(subject, epochs, request.batches)
     return [kept[path] or computed[path] for path in request.runs]
 
@@ -252,4 +253,5 @@ STUDY = Study(
     draw=draw,
     told=told,
     options=frozenset({"epochs", "batches"}),
+    iterates=1,
 )

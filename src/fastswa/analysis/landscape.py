@@ -6,8 +6,9 @@ batch-norm statistics are recomputed at each of its points, and other iterates a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,11 +54,15 @@ class Axes:
     second: Tensor
 
     @classmethod
-    def through(cls, points: Sequence[Tensor], names: Sequence[str]) -> Axes:
-        """The plane of three points: the first is the origin, the second lies on the x axis."""
-        origin, right, other = points
-        first = _unit(right - origin, f"{names[0]} and {names[1]} are the same weights")
-        second = other - origin
+    def through(cls, points: Iterable[Tensor], names: Sequence[str]) -> Axes:
+        """The plane of three points: the first is the origin, the second lies on the x axis.
+
+        The points are taken one at a time, and only the origin is held.
+        """
+        left = iter(points)
+        origin = next(left)
+        first = _unit(next(left) - origin, f"{names[0]} and {names[1]} are the same weights")
+        second = next(left) - origin
         second = second - (second @ first) * first
         # Once more: in 32 bits one subtraction leaves a little of the first direction.
         second = _unit(second - (second @ first) * first, f"{', '.join(names)} lie on one line")
@@ -84,19 +89,20 @@ def _unit(vector: Tensor, otherwise: str) -> Tensor:
 def study(subject: Subject, request: Request) -> Plane:
     """The plane of three epochs, or of two (the first and last late ones where none are named) and the average."""
     points, names = _corners(subject, request)
-    axes = Axes.through(points, names)
-    corners = np.array([axes.project(point)[:2] for point in points])
+    axes = Axes.through((load() for load in points), names)
+    corners = np.array([axes.project(load())[:2] for load in points])
     low, high = corners.min(axis=0), corners.max(axis=0)
     half = (0.5 + MARGIN) * (high - low).max()
     x, y = (np.linspace(middle - half, middle + half, request.points or POINTS) for middle in (low + high) / 2)
     surface = Surface(subject)
     measured = Measured.gathered([surface.at(axes.point(float(a), float(b))) for b in y for a in x], (len(y), len(x)))
-    epochs = sorted(subject.epochs)
+    epochs = subject.epochs
     path = np.array([axes.project(subject.iterate(epoch)) for epoch in epochs])
     return Plane(subject.name, x, y, measured, names, corners, np.array(epochs), path[:, :2], path[:, 2])
 
 
-def _corners(subject: Subject, request: Request) -> tuple[list[Tensor], tuple[str, ...]]:
+def _corners(subject: Subject, request: Request) -> tuple[list[Callable[[], Tensor]], tuple[str, ...]]:
+    """What gives each of the three points, and their names."""
     if request.epochs is not None and len(request.epochs) > 3:
         raise RequestError(f"--epochs: a plane has three corners, not {len(request.epochs)}.")
     average = subject.average()
@@ -105,13 +111,14 @@ def _corners(subject: Subject, request: Request) -> tuple[list[Tensor], tuple[st
         late = [epoch for epoch in epochs if epoch >= subject.config.schedule.length]
         late = late if len(late) >= (2 if average is not None else 3) else epochs
         epochs = [late[0], late[-1]] if average is not None else [late[0], late[len(late) // 2], late[-1]]
-    points = [subject.iterate(epoch) for epoch in epochs]
+    points: list[Callable[[], Tensor]] = [partial(subject.iterate, epoch) for epoch in epochs]
     names = [f"epoch {epoch:g}" for epoch in epochs]
     if len(points) == 2:
         if average is None:
             raise RequestError(f"{subject.path} holds no average: name three epochs with --epochs.")
-        points.append(average[1])
-        names.append(shown(average[0]))
+        name, mean = average
+        points.append(lambda: mean)
+        names.append(shown(name))
     return points, tuple(names)
 
 
@@ -201,4 +208,5 @@ STUDY = Study(
     draw=draw,
     told=told,
     options=frozenset({"epochs", "points"}),
+    iterates=2,
 )

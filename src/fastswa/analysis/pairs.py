@@ -7,8 +7,10 @@ the average of their weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -91,21 +93,16 @@ def study(subject: Subject, request: Request) -> Pairs:
     answers = [surface.probabilities(subject.iterate(epoch)) for epoch in epochs]
     errors = np.array([error_of(answer, labels) for answer in answers])
     chosen = choose_pairs(len(epochs), request.pairs, request.seed)
-    table = []
-    held: tuple[int, Tensor] | None = None
-    for a, b in chosen:
-        if held is None or held[0] != a:
-            held = (a, subject.iterate(epochs[a]))
-        other = subject.iterate(epochs[b])
-        mean_error = error_of(surface.probabilities(0.5 * (held[1] + other)), labels)
-        table.append(
-            (
-                float((held[1] - other).norm(dtype=torch.float64)),
-                diversity(answers[a], answers[b]),
-                gain_of_ensembling(answers[a], answers[b], labels),
-                0.5 * (errors[a] + errors[b]) - mean_error,
-            )
+    halfway = [found for a, of_a in groupby(chosen, itemgetter(0)) for found in _from(surface, epochs, a, of_a)]
+    table = [
+        (
+            distance,
+            diversity(answers[a], answers[b]),
+            gain_of_ensembling(answers[a], answers[b], labels),
+            0.5 * (errors[a] + errors[b]) - mean_error,
         )
+        for (a, b), (distance, mean_error) in zip(chosen, halfway, strict=True)
+    ]
     columns = dict(zip(("distance", "diversity", "c_ens", "c_avg"), np.array(table).T, strict=True))
     ensembles, averages = _together(subject, surface, epochs, answers)
     return Pairs(
@@ -121,6 +118,19 @@ def study(subject: Subject, request: Request) -> Pairs:
         average_error=averages,
         **columns,
     )
+
+
+def _from(
+    surface: Surface, epochs: Sequence[float], a: int, of_a: Iterable[tuple[int, int]]
+) -> list[tuple[float, float]]:
+    """Of each pair that begins with iterate `a`: the distance of the two, and the error of their average."""
+    first, found = surface.subject.iterate(epochs[a]), []
+    for _, b in of_a:
+        other = surface.subject.iterate(epochs[b])
+        distance = float((first - other).norm(dtype=torch.float64))
+        found.append((distance, error_of(surface.probabilities(0.5 * (first + other)), surface.test.labels)))
+        del other  # before the next is read
+    return found
 
 
 def _together(
@@ -142,7 +152,7 @@ def _together(
 def late(subject: Subject, request: Request) -> list[float]:
     """The epochs asked for; else those from the end of the first descent on, or all where these are fewer than two."""
     if request.epochs is None:
-        found = [epoch for epoch in sorted(subject.epochs) if epoch >= subject.config.schedule.length]
+        found = [epoch for epoch in subject.epochs if epoch >= subject.config.schedule.length]
         if len(found) >= 2:
             return found
     return subject.chosen(request.epochs, least=2)
@@ -232,4 +242,5 @@ STUDY = Study(
     draw=draw,
     told=told,
     options=frozenset({"epochs", "pairs", "seed"}),
+    iterates=2,
 )

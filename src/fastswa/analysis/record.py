@@ -26,6 +26,9 @@ class GradientRecorder:
         line = {"epoch": epoch, "step": trainer.state.step, "batches": self.batches, "terms": figures}
         _append(trainer.folder.path / RECORD, line)
 
+    def settle(self) -> None:
+        """Nothing is left to write: each line is there when its epoch is over."""
+
 
 def _append(file: Path, line: dict[str, Any]) -> None:
     """Add a line; those of its step and later are of a run that was stopped and has come here again."""

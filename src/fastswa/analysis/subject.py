@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from fastswa.errors import RequestError
+from fastswa.methods import build as build_method
 from fastswa.training.checkpoint import Checkpoint, checkpoint_epochs, load_checkpoint
 from fastswa.training.device import Compute, choose_compute, looking_on, settings_of
 from fastswa.training.folder import RunFolder, preferred
+from fastswa.training.iterates import iterate_epochs, load_iterate
 from fastswa.training.setup import Material, load_data, load_extra_data, prepare
 from fastswa.training.state import State, build_network, build_state
 
@@ -20,8 +23,9 @@ from fastswa.training.state import State, build_network, build_state
 class Subject:
     """One run: its settings, its images on the device, and its iterates.
 
-    A vector holds the trained parameters (of a weight-normalised layer its directions and its gains), flat and in the
-    network's order; batch-norm statistics are no part of it, they follow the weights.
+    `epochs` are those that something is kept of: a whole checkpoint (`steps` says of which step) or the student alone
+    (`iterates` says in which file). A vector holds the trained parameters (of a weight-normalised layer its directions
+    and its gains), flat and in the network's order; batch-norm statistics are no part of it, they follow the weights.
     """
 
     def __init__(self, path: Path, device: str = "auto", name: str | None = None) -> None:
@@ -29,9 +33,13 @@ class Subject:
         self.path, self.name = path, name or path.name
         config = folder.config()
         self.config = config.model_copy(update={"device": looking_on(device, config.device)})
-        self.compute: Compute = choose_compute(self.config.device)
+        chosen = choose_compute(self.config.device)
+        # What is done at every point is captured on a GPU; a study is too short for compiling to pay.
+        self.compute: Compute = replace(chosen, engine="graph") if chosen.device.type == "cuda" else chosen
         self.checkpoints = folder.checkpoints
-        self.epochs = checkpoint_epochs(folder.checkpoints)
+        self.steps = checkpoint_epochs(folder.checkpoints)
+        self.iterates = iterate_epochs(path)
+        self.epochs = sorted({*self.steps, *self.iterates})
         dataset = load_data(self.config)
         self.material: Material = prepare(self.config, dataset, self.compute, load_extra_data(self.config, dataset))
         network = build_network(self.material.facts, 0, "analysis")
@@ -49,31 +57,35 @@ class Subject:
         there = ", ".join(f"{epoch:g}" for epoch in self.epochs) or "none"
         for epoch in epochs or ():
             if epoch not in self.epochs:
-                raise RequestError(f"{self.path} keeps no checkpoint of epoch {epoch:g} (there are: {there}).")
+                raise RequestError(f"{self.path} keeps nothing of epoch {epoch:g} (there are: {there}).")
         found = sorted(self.epochs if epochs is None else set(epochs))
         if len(found) < least:
             raise RequestError(
-                f"{self.path}: {least} iterates are needed, and {len(found)} are there; train it with "
-                "`--checkpoint.keep EPOCH,EPOCH,…`, which says whose checkpoints stay, or name more of them."
+                f"{self.path}: {least} iterates are needed, and {_counted(len(found))} there; train it with "
+                "`--keep-every 3`, which says how often one is kept, or name more of them."
             )
         return found
 
     def checkpoint(self, epoch: float) -> Checkpoint:
         """The whole checkpoint of an epoch."""
-        found = load_checkpoint(self.checkpoints, lambda line: None, self.epochs[epoch])
+        step = self.steps.get(epoch)
+        found = None if step is None else load_checkpoint(self.checkpoints, lambda line: None, step)
         if found is None:
-            raise RequestError(f"{self.path} keeps no checkpoint of epoch {epoch:g} any more.")
+            raise RequestError(f"{self.path} keeps no whole checkpoint of epoch {epoch:g}.")
         return found
 
-    def iterate(self, epoch: float, network: str = "student") -> Tensor:
-        """The weights of a network at an epoch: (P,) on the device."""
-        return self._vector(self.checkpoint(epoch), f"{network}.")
+    def iterate(self, epoch: float) -> Tensor:
+        """The student's weights at an epoch, read anew each time: (P,) on the device."""
+        file = self.iterates.get(epoch)
+        if file is None:
+            return self._vector(self.checkpoint(epoch), "student.")
+        return self._flat(load_iterate(file, self._parameters), file)
 
     def average(self) -> tuple[str, Tensor] | None:
         """The average that the run offers first, as its last checkpoint holds it, and its name."""
-        if not self.epochs:
+        if not self.steps:
             return None
-        checkpoint = self.checkpoint(max(self.epochs))
+        checkpoint = self.checkpoint(max(self.steps))
         counts = {name: counters["count"] for name, counters in checkpoint.facts["averages"].items()}
         for name in preferred(counts, self.config.averaging):
             if counts[name]:
@@ -85,6 +97,8 @@ class Subject:
         state = build_state(
             self.config, self.compute, self.material.facts, images=len(self.material.pixels), fresh=False
         )
+        if epoch not in self.steps:
+            return self._rebuilt(state, epoch)
         checkpoint = self.checkpoint(epoch)
         try:
             state.restore(checkpoint.tensors, checkpoint.facts)
@@ -92,14 +106,41 @@ class Subject:
             raise RequestError(f"the checkpoint of epoch {epoch:g} in {self.path} does not fit: {error}.") from error
         return state
 
+    @property
+    def alone(self) -> bool:
+        """Whether a step of the run's method looks at the student alone: an iterate then says all that it needs."""
+        method = build_method(self.config.method, images=1, classes=len(self.material.facts.classes))
+        return not method.has_teacher and not method.memory
+
+    def states(self) -> list[float]:
+        """The kept epochs whose whole state can be had."""
+        return self.epochs if self.alone else sorted(self.steps)
+
+    def _rebuilt(self, state: State, epoch: float) -> State:
+        """The state of an epoch whose student alone was kept."""
+        if not self.alone:
+            raise RequestError(
+                f"{self.path} keeps of epoch {epoch:g} the student alone, and {self.config.method.name} needs more "
+                "than that; `--analysis.gradients 5` records gradients in training, `--checkpoint.keep` keeps it all."
+            )
+        put(state.student, self.iterate(epoch))
+        state.step = round(epoch * self.material.plan.steps)
+        return state
+
     def _vector(self, checkpoint: Checkpoint, prefix: str) -> Tensor:
         try:
-            parts = [checkpoint.tensors[prefix + name].flatten() for name in self._parameters]
+            parts = [checkpoint.tensors[prefix + name] for name in self._parameters]
         except KeyError as error:
             raise RequestError(
                 f"the checkpoints of {self.path} hold no {prefix.rstrip('.')} of its network."
             ) from error
-        return torch.cat(parts).to(self.compute.device, self.compute.dtype)
+        return self._flat(parts, self.checkpoints)
+
+    def _flat(self, parts: Sequence[Tensor], where: Path) -> Tensor:
+        vector = torch.cat([part.flatten() for part in parts]).to(self.compute.device, self.compute.dtype)
+        if len(vector) != self.size:
+            raise RequestError(f"{where} holds weights of another network than the run's config.toml names.")
+        return vector
 
 
 @contextmanager
@@ -127,6 +168,10 @@ def run_names(runs: Sequence[Path]) -> dict[Path, str]:
         raise RequestError("a run is named twice.")
     names = [path.resolve().name for path in runs]
     return {path: name if names.count(name) == 1 else str(path) for path, name in zip(runs, names, strict=True)}
+
+
+def _counted(count: int) -> str:
+    return "one is" if count == 1 else f"{count or 'none'} are"
 
 
 def put(network: nn.Module, vector: Tensor) -> None:

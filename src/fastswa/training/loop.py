@@ -37,9 +37,10 @@ class Watcher(Protocol):
 
 
 class Observer(Protocol):
-    """Who looks at a run's state after an epoch, and leaves it as it was."""
+    """Who looks at a run's state after an epoch, and leaves it as it was; `settle` waits for what it writes."""
 
     def epoch_done(self, trainer: Trainer, epoch: int) -> None: ...
+    def settle(self) -> None: ...
 
 
 class Trainer:
@@ -180,8 +181,10 @@ class Trainer:
         self._writing(partial(save_checkpoint, self.folder.checkpoints, self.state.step, snapshot, facts, keep))
 
     def settle(self) -> None:
-        """Return when every checkpoint is on the disk."""
+        """Return when everything is on the disk."""
         self._writing.wait()
+        for observer in self.observers:
+            observer.settle()
 
     def evaluate(self) -> dict[str, Any]:
         """One line of metrics: the mean loss terms since the last one, every network's figures and the method's own."""

@@ -25,6 +25,7 @@ from fastswa.training.device import Compute, choose_compute, looking_on, setting
 from fastswa.training.folder import RunFolder
 from fastswa.training.fork import fork
 from fastswa.training.fork import parent_layer as parent_layer
+from fastswa.training.iterates import IterateKeeper, announce, drop_iterates
 from fastswa.training.lanes import Lanes
 from fastswa.training.loop import Trainer, Watcher
 from fastswa.training.setup import Material, load_data, load_extra_data, prepare, with_data_defaults
@@ -104,6 +105,7 @@ class NewRun:
                 f"{config.schedule.epochs}; give the fork more epochs."
             )
         trainer.check()
+        announce(trainer, say)
         watcher = _watched(config, self.watcher, self.path)
         trainer.folder.create(config)
         if domains is not None:
@@ -158,12 +160,15 @@ class OldRun:
         else:
             _restore(state, checkpoint, self.path)
             trainer.seconds = checkpoint.facts["seconds"]
-        folder.drop_metrics_after(state.step if checkpoint is not None else -1)
+        done = state.step if checkpoint is not None else -1
+        folder.drop_metrics_after(done)
+        drop_iterates(self.path, after=done)
         if state.step >= trainer.total_steps and folder.models_epoch() == trainer.epoch:
             say(f"{self.path} already reached epoch {state.step // trainer.steps_per_epoch}; nothing to do.")
             trainer.finished = True
             return trainer, self.watcher
         trainer.check()
+        announce(trainer, say)
         watcher = _watched(config, self.watcher, self.path)
         folder.write_config(config)
         return trainer, watcher
@@ -290,6 +295,8 @@ def _assembled(
         from fastswa.analysis.record import GradientRecorder
 
         trainer.observers.append(GradientRecorder(config.analysis))
+    if config.checkpoint.keep_every:
+        trainer.observers.append(IterateKeeper(config.checkpoint))
     return trainer
 
 
