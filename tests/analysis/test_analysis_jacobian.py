@@ -24,6 +24,7 @@ from fastswa.analysis.jacobians import (
 from fastswa.analysis.rays import random_directions
 from fastswa.analysis.study import Request
 from fastswa.analysis.subject import flat
+from fastswa.errors import RequestError
 
 SEED = 2019  # fixed before the first try
 DRAWS = 10_000
@@ -161,6 +162,15 @@ def test_the_13_layer_network_can_be_differentiated_both_ways() -> None:
     assert torch.allclose(q_draws(whole, vector, [direction])[0], q_finite(whole, vector, direction, 1e-6), rtol=1e-3)
     trace, _ = hutchinson(lambda w: whole(w).square().sum(), vector, [direction.sign()] * 2)
     assert trace != 0
+
+
+def test_a_network_with_dropout_left_on_is_refused() -> None:
+    network = models.build("cnn13", channels=3, classes=10).eval()
+    network.drop2.train()
+    with pytest.raises(
+        RequestError, match=r"the network has its dropout left on \(drop2\); call .eval\(\) on it first"
+    ):
+        Probabilities(network, flat(list(network.parameters())))
 
 
 def test_a_run(finished: Path, tmp_path: Path, command: Command) -> None:

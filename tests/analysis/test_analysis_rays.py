@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,8 @@ from fastswa.analysis.rays import along, between, random_directions, random_ray,
 from fastswa.analysis.subject import Subject, flat, put
 from fastswa.analysis.surface import Surface
 from fastswa.errors import RequestError
+from fastswa.training.device import Compute, settings_of
+from fastswa.training.state import preserved
 
 CURVATURES = torch.linspace(0.5, 4.0, 40, dtype=torch.float64)
 
@@ -95,6 +99,55 @@ def test_every_point_has_statistics_of_its_own(surface: Surface, finished: Path)
     assert not any(module.training for module in network.modules())
 
 
+def test_work_is_captured_once_and_replayed_at_every_point(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a capture that only counts: what is replayed gives the same, and whatever it changes is declared."""
+    subject = Subject(finished, "cpu")
+    plain = Surface(subject)
+    vectors = [subject.iterate(epoch) for epoch in (2, 4, 2)]
+    wanted = [plain.at(vector) for vector in vectors]
+    answers = plain.probabilities(vectors[1])
+    replayed: list[str] = []
+
+    def capture(work: Callable[[], None], changed: Iterable[Tensor]) -> Callable[[], None]:
+        with preserved(changed):
+            before = {name: tensor.clone() for name, tensor in surface.network.state_dict().items()}
+            work()
+        after = surface.network.state_dict()
+        assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+        def replay() -> None:
+            replayed.append(work.__name__)
+            work()
+
+        return replay
+
+    monkeypatch.setattr("fastswa.analysis.surface.captured", capture)
+    monkeypatch.setattr(Compute, "captures", property(lambda compute: True))
+    surface = Surface(subject)
+    assert [surface.at(vector) for vector in vectors] == wanted
+    assert replayed == ["_refresh", "_measure"] * 2
+    first = surface.probabilities(vectors[1])
+    assert torch.equal(first, answers)
+    assert torch.equal(surface.probabilities(vectors[1]), answers)
+    assert replayed[4:] == ["_refresh", "_refresh", "_answer"]
+    surface.probabilities(vectors[0])
+    assert torch.equal(first, answers)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_replayed_points_are_those_of_eager_passes(finished: Path) -> None:
+    subject = Subject(finished, "cuda")
+    assert subject.compute.captures
+    surface, eager = Surface(subject), Surface(subject)
+    eager.compute = dataclasses.replace(subject.compute, engine="eager")
+    with settings_of(subject.compute):
+        for epoch in (2, 4, 3, 2):
+            vector = subject.iterate(epoch)
+            np.testing.assert_allclose(surface.at(vector), eager.at(vector), rtol=1e-3)
+            assert torch.allclose(surface.probabilities(vector), eager.probabilities(vector), atol=2e-3)
+
+
 def test_error_and_loss_are_those_of_the_networks_own_answers(surface: Surface) -> None:
     vector = surface.subject.iterate(4)
     measured = surface.at(vector)
@@ -148,7 +201,7 @@ def test_the_command(finished: Path, tmp_path: Path, command: Command) -> None:
     assert [ray["start"] for ray in run["rays"]] == ["epoch 3", *["epoch 4"] * 4]
     assert (tmp_path / "rays.csv").read_text().count("\n") == 1 + 5 + 5 + 3 * 3
     assert command(*words, "--epochs", "2").err == (
-        f"fastswa: {finished}: 2 iterates are needed, and 1 are there; train it with `--checkpoint.keep "
-        "EPOCH,EPOCH,…`, which says whose checkpoints stay, or name more of them.\n"
+        f"fastswa: {finished}: 2 iterates are needed, and one is there; train it with `--keep-every 3`, "
+        "which says how often one is kept, or name more of them.\n"
     )
     assert "--batches means nothing to the study rays" in command(*words, "--batches", "3").err

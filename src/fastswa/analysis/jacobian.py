@@ -32,7 +32,7 @@ from fastswa.analysis.jacobians import (
 from fastswa.analysis.rays import random_directions
 from fastswa.analysis.study import Request, Study, colours
 from fastswa.analysis.subject import Subject, opened
-from fastswa.analysis.surface import Surface
+from fastswa.analysis.surface import Surface, refuse_dropout
 from fastswa.errors import RequestError
 from fastswa.noise import Noise, derive_seed, step_words
 
@@ -77,6 +77,7 @@ class Probabilities:
     """A network at a point as a function of inputs or of weights, in 64 bits and with its statistics fixed."""
 
     def __init__(self, network: nn.Module, vector: Tensor) -> None:
+        refuse_dropout(network, "the network")
         self.network = copy.deepcopy(network).double()
         self.vector = vector.double()
         self._shapes = [(name, p.shape) for name, p in network.named_parameters()]
@@ -327,4 +328,5 @@ STUDY = Study(
     draw=draw,
     told=told,
     options=frozenset({"epochs", "images", "draws", "distance", "seed"}),
+    iterates=1,
 )

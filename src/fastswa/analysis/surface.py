@@ -1,8 +1,12 @@
-"""Error and loss as functions of the weights: batch-norm statistics are recomputed at every point."""
+"""Error and loss as functions of the weights: batch-norm statistics are recomputed at every point.
+
+A point costs a copy of its weights into the network, a pass of the batches that statistics come from, and a pass of the
+images; on a GPU both passes are captured as CUDA graphs once and replayed at every point (benchmarks/rays.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +20,13 @@ from fastswa.errors import RequestError
 from fastswa.evaluate import Evaluator, evaluating
 from fastswa.models.network import Dropout
 from fastswa.noise import Noise
+from fastswa.training.graph import captured
 from fastswa.training.refresh import refresh_batches
 
 FIGURES = ("train_error", "train_loss", "test_error", "test_loss")
 _LARGE = 1000
 _HELD = 1 << 30
+_DROPOUT = (Dropout, nn.modules.dropout._DropoutNd)
 
 
 @dataclass(frozen=True)
@@ -65,29 +71,57 @@ class Surface:
         )
         self._statistics = FreshStatistics(self.network)
         self._held: list[tuple[Tensor, Noise]] | None = None
+        # What passes write to, at addresses that stay.
+        self._sums = torch.zeros(2, 3, dtype=torch.float64, device=self.compute.device)
+        self._answers = torch.zeros(len(held_out.labels), held_out.classes, device=self.compute.device)
+        self._launches: dict[str, Callable[[], None]] = {}
+        refuse_noise(self.network, held_out.augment.plain(held_out.pixels[:8]), f"the network of {subject.path}")
 
     def put(self, vector: Tensor) -> nn.Module:
         """The network at a point, with fresh statistics."""
         put(self.network, vector)
         if self._statistics.norms:
-            with self._statistics, torch.no_grad(), self.compute.arithmetic():
-                for view, noise in self._views():
-                    self.network(view, noise)
-                    self._statistics.add()
+            self._launch("refresh", self._refresh, [*self.network.buffers(), *self._statistics.tensors()])
         return self.network
 
     def at(self, vector: Tensor) -> tuple[float, float, float, float]:
         """train_error, train_loss, test_error and test_loss at a point."""
-        network = self.put(vector)
-        train, test = (images(network, self.compute.arithmetic()) for images in (self.train, self.test))
-        return train["error"], train["nll"], test["error"], test["nll"]
+        self.put(vector)
+        self._launch("measure", self._measure, [self._sums])
+        (wrong, nll, _), (test_wrong, test_nll, _) = self._sums.tolist()
+        train, test = len(self.train.labels), len(self.test.labels)
+        return 100.0 * wrong / train, nll / train, 100.0 * test_wrong / test, test_nll / test
 
     def probabilities(self, vector: Tensor) -> Tensor:
         """What the network at a point says of the test images: (N, classes) on the device."""
-        network = self.put(vector)
-        with evaluating(network), self.compute.arithmetic():
-            parts = self.test.pixels.split(self.test.batch)
-            return torch.cat([network(self.test.augment.plain(part)).logits.float().softmax(dim=1) for part in parts])
+        self.put(vector)
+        self._launch("answer", self._answer, [self._answers])
+        return self._answers.clone()
+
+    def _launch(self, name: str, work: Callable[[], None], changed: Sequence[Tensor]) -> None:
+        """Do `work`: from the second time on by replaying it, where it can be captured."""
+        if name not in self._launches:
+            work()
+            capturable = self.compute.captures and (name != "refresh" or self._held is not None)
+            self._launches[name] = captured(work, changed) if capturable else work
+        else:
+            self._launches[name]()
+
+    def _refresh(self) -> None:
+        with self._statistics, torch.no_grad(), self.compute.arithmetic():
+            for view, noise in self._views():
+                self.network(view, noise)
+                self._statistics.add()
+
+    def _measure(self) -> None:
+        for place, images in zip(self._sums, (self.train, self.test), strict=True):
+            place.copy_(images.sums(self.network, self.compute.arithmetic()))
+
+    def _answer(self) -> None:
+        places = self._answers.split(self.test.batch)
+        with evaluating(self.network), self.compute.arithmetic():
+            for pixels, place in zip(self.test.pixels.split(self.test.batch), places, strict=True):
+                place.copy_(self.network(self.test.augment.plain(pixels)).logits.float().softmax(dim=1))
 
     def gradient(self, vector: Tensor, images: str = "train") -> Tensor:
         """The gradient of the mean cross entropy on `train` or `test` images at a point: (P,).
@@ -133,6 +167,24 @@ class Surface:
             yield material.augment.view(pixels, index, noise.scope("view")), noise.scope("network")
 
 
+def refuse_dropout(network: nn.Module, what: str) -> None:
+    """Refuse a network whose dropout is left on: it is no function of its inputs and weights."""
+    for name, module in network.named_modules():
+        if module.training and isinstance(module, _DROPOUT) and module.p > 0:
+            raise RequestError(f"{what} has its dropout left on ({name}); call .eval() on it first.")
+
+
+def refuse_noise(network: nn.Module, images: Tensor, what: str) -> None:
+    """Refuse a network that says two things of the same images, whatever it does so by."""
+    refuse_dropout(network, what)
+    with torch.no_grad():
+        first, second = (network(images).logits for _ in range(2))
+    if not torch.allclose(first, second, rtol=1e-2, atol=1e-3):
+        raise RequestError(
+            f"{what} says two things of the same images in evaluation mode: dropout or other noise is left on."
+        )
+
+
 class _batch_normalised:
     """The network in training mode, but without dropout and without touching its running statistics."""
 
@@ -143,7 +195,7 @@ class _batch_normalised:
     def __enter__(self) -> None:
         self.network.train()
         for module in self.network.modules():
-            if isinstance(module, Dropout | nn.Dropout):
+            if isinstance(module, _DROPOUT):
                 module.eval()
         self._frozen.__enter__()
 
