@@ -11,7 +11,7 @@ from fastswa.errors import RequestError
 from fastswa.registry import nearest
 
 COMMON = {"--json": False}
-RUN = {"--stop-after": True, "--no-report": False, **COMMON}
+RUN = {"--stop-after": True, "--no-report": False, "--analyze": True, "--discard-iterates": False, **COMMON}
 
 
 @dataclass(frozen=True)

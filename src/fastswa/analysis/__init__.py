@@ -13,3 +13,19 @@ STUDIES = {
     "teachers": "fastswa.analysis.teachers:STUDY",
     "landscape": "fastswa.analysis.landscape:STUDY",
 }
+
+# Each option, and how its text becomes a value.
+OPTIONS = {
+    "--epochs": "numbers",
+    "--batches": "whole",
+    "--points": "whole",
+    "--rays": "whole",
+    "--pairs": "whole",
+    "--images": "whole",
+    "--draws": "whole",
+    "--distance": "number",
+    "--seed": "whole",
+    "--cycles": "numbers",
+    "--constant": "numbers",
+    "--until": "whole",
+}

@@ -103,6 +103,10 @@ def rates_of(config: Config, path: Path) -> tuple[float, float, float]:
     if fast is None or not fast.every:
         raise RequestError(f"{path} has no fast-SWA average that is taken every so many epochs.")
     low = _rate(config, schedule.length)
+    if low == 0:
+        raise RequestError(
+            f"{path}: the learning rate is zero where SWA averages, so that no rate can be compared to it."
+        )
     if schedule.after == "constant" or not schedule.cycle:
         return low, low, 1.0
     inside = np.arange(schedule.length + fast.every, schedule.length + schedule.cycle - 1e-9, fast.every)

@@ -261,4 +261,5 @@ STUDY = Study(
     draw=draw,
     told=told,
     options=frozenset({"epochs", "points", "rays", "distance", "seed"}),
+    iterates=2,
 )

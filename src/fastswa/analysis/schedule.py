@@ -80,6 +80,8 @@ def forks(start: str, epoch: float, request: Request) -> dict[str, Config]:
         "start": {"run": start},
         "averaging": {"fast_swa": {"kind": "fast-swa", "start": epoch, "every": every or 1.0}},
         "evaluation": {"every": max(round(every or 1.0), 1)},
+        "checkpoint": {"keep": [], "keep_every": 0},
+        "analysis": {"gradients": 0},
     }
     found: dict[str, Config] = {}
     for cycle in request.cycles or ():

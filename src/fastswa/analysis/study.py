@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -47,7 +47,8 @@ class Request:
 class Study:
     """`run` gives a dataclass of arrays, `rows` its numbers as a table, `draw` its figure, `told` a few lines on it.
 
-    `options` names the fields of Request that it reads besides runs and device.
+    `options` names the fields of Request that it reads besides runs and device, `iterates` says how many kept ones it
+    needs at least.
     """
 
     summary: str
@@ -56,6 +57,7 @@ class Study:
     draw: Callable[[Any], Any]
     told: Callable[[Any], list[str]]
     options: frozenset[str]
+    iterates: int = 0
 
 
 def find_study(name: str) -> Study:
@@ -89,6 +91,41 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value
+
+
+def read(study: Study, files: Sequence[Path]) -> list[Any]:
+    """What a study wrote as JSON, of one or several runs each, put together as if it had studied them at once."""
+    [kind] = get_args(get_type_hints(study.run)["return"])
+    found: list[Any] = []
+    for file in files:
+        try:
+            found += [restored(kind, one) for one in json.loads(file.read_text("utf-8"))]
+        except OSError as error:
+            raise RequestError(f"cannot read {file}: {error.strerror}.") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RequestError(f"{file} holds no results of this study.") from error
+    names = [one.run for one in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise RequestError(f"the files hold two runs that are called {name}; a figure could not tell them apart.")
+    return found
+
+
+def restored(kind: Any, value: Any) -> Any:
+    """What `plain` made of a value of the type `kind`, as such a value again; numbers in arrays are 64-bit floats."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is np.ndarray:
+        return np.array(value, dtype=float)
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(
+            **{field.name: restored(hints[field.name], value[field.name]) for field in dataclasses.fields(kind)}
+        )
+    if origin is dict:
+        return {key: restored(inner[1], one) for key, one in value.items()}
+    if origin in (list, tuple):
+        return origin(restored(inner[0], one) for one in value)
+    return math.nan if kind is float and value is None else value
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -8,14 +8,19 @@ from fastswa.arguments import RUN, Arguments, Verb
 
 
 def run(arguments: Arguments) -> int:
+    from fastswa.analysis.asked import asked_after, refuse_missing, study_after_training
     from fastswa.console import ConsoleWatcher, say
-    from fastswa.layers import flag_layer
+    from fastswa.layers import build_config, file_layer, flag_layer
     from fastswa.report.after import report_after_training
     from fastswa.training.run import resume
     from fastswa.training.seeds import resume_seeds, seeds_under
 
     path = Path(arguments.target("run folder"))
     changes = flag_layer(arguments.settings, arguments.verb.options)
+    asked = asked_after(arguments)
+    for one in seeds_under(path).values() or [path]:
+        if asked and (one / "config.toml").exists():
+            refuse_missing(asked, build_config(file_layer(one / "config.toml"), changes), one)
     with ConsoleWatcher(arguments.number("--stop-after", float("inf"))) as watcher:
         if seeds_under(path) and not (path / "config.toml").exists():
             lanes = {seed: watcher.lane(str(run), f"seed {seed}  ") for seed, run in seeds_under(path).items()}
@@ -23,7 +28,9 @@ def run(arguments: Arguments) -> int:
         else:
             results = [resume(path, changes, watcher.lane(str(path)), say)]
     report = None if "--no-report" in arguments else report_after_training(path, results, say)
-    return watcher.conclude(path, results, "--json" in arguments, report)
+    code = watcher.conclude(path, results, "--json" in arguments, report)
+    studied = study_after_training(asked, results, say, discard="--discard-iterates" in arguments)
+    return code if studied else 1
 
 
 VERB = Verb(
@@ -32,5 +39,8 @@ VERB = Verb(
     "go on with a run, or extend it",
     {**RUN},
     settings="resumable",
-    details="Other settings cannot change: `fastswa train --from RUN` forks a run instead.",
+    details=(
+        "Other settings cannot change: `fastswa train --from RUN` forks a run instead.\n"
+        "--analyze STUDY,… [--discard-iterates] as with `fastswa train`."
+    ),
 )

@@ -40,6 +40,7 @@ def run(arguments: Arguments) -> int:
             config = with_data_defaults(config, load_data(config))
         print(to_toml(config), end="")
         return 0
+    from fastswa.analysis.asked import asked_after, refuse_missing, study_after_training
     from fastswa.console import ConsoleWatcher, say
     from fastswa.report.after import report_after_training
     from fastswa.training.budget import Budget
@@ -50,6 +51,10 @@ def run(arguments: Arguments) -> int:
     if "--minutes" in arguments:
         given = flatten(flags).keys()
         budget = Budget(arguments.number("--minutes", 0.0), given, "--no-report" not in arguments, began)
+    asked = asked_after(arguments)
+    # How long one's own images are trained on, or for some minutes, is known only once it begins.
+    if config.data.source in SOURCES and budget is None:
+        refuse_missing(asked, config)
     seeds = arguments.wholes("--seeds")
     if len(set(seeds)) != len(seeds):
         raise RequestError("--seeds: a seed is named twice.")
@@ -68,7 +73,9 @@ def run(arguments: Arguments) -> int:
         if remark is not None:
             say(f"{out}: {remark}")
     report = None if "--no-report" in arguments else report_after_training(out, results, say)
-    return watcher.conclude(out, results, "--json" in arguments, report)
+    code = watcher.conclude(out, results, "--json" in arguments, report)
+    studied = study_after_training(asked, results, say, discard="--discard-iterates" in arguments)
+    return code if studied else 1
 
 
 VERB = Verb(
@@ -82,6 +89,8 @@ VERB = Verb(
         "--minutes M measures this machine and trains for as many epochs as M minutes hold (for each seed).\n"
         "--from RUN[@EPOCH] forks a run; --stop-after MINUTES saves and ends before a limit.\n"
         "--seeds 10,11,12 trains one run a seed and writes their mean and std to summary.json.\n"
-        "A finished run gets a report.html (--no-report leaves it out)."
+        "A finished run gets a report.html (--no-report leaves it out).\n"
+        "--keep-every 3 [--keep-from 180] keeps iterates for `fastswa analyze`; --analyze pairs,rays studies the run\n"
+        'right after training ("rays --epochs 170,180; pairs" gives options), --discard-iterates then drops them.'
     ),
 )
