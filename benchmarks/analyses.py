@@ -1,0 +1,302 @@
+"""The runs and studies behind the figures of sections 3.2, 3.3 and appendix A.1, A.3, A.4, on CIFAR-10 and one GPU.
+
+    python benchmarks/analyses.py                                   the parts, their runs and what they should take
+    python benchmarks/analyses.py PART [--minutes 9] [--out FILE]   train, study and pack one part
+
+A part is gone on with by the same command: its runs are trained side by side until --minutes are over, and saved; once
+they are done, the studies are made one after the other, as far as the time reaches. Iterates stay where they are made.
+What comes back is FILE, a zip archive: of every run its settings, its evaluations and its recorded gradients, of every
+study its arrays and figures. Unpacked, `fastswa analyze STUDY A.json B.json` draws studies of several parts
+together, and `fastswa analyze teachers RUN…` needs no more of a run than is in there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastswa.analysis.asked import Asked, asked_in, refuse_missing
+from fastswa.analysis.schedule import forks
+from fastswa.analysis.study import Request
+from fastswa.config import Config
+from fastswa.console import ConsoleWatcher, say
+from fastswa.errors import FastswaError
+from fastswa.layers import build_config, merge, recipe_layer
+from fastswa.training.folder import RunFolder
+from fastswa.training.run import NewRun, OldRun, train_together
+
+# Of one H200, measured (benchmarks/LOG.md): milliseconds a step of one run alone, and of each of several side by side.
+ALONE, BESIDE = 1.75, 1.55
+# Seconds before a command's first step, and the time between epochs as a part of the steps'.
+START, EDGES = 50, 0.05
+SMALL = ("config.toml", "metrics.jsonl", "gradients.jsonl", "environment.json")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a part: a recipe with changes, to an epoch; `steps` in an epoch are only for what it should take."""
+
+    recipe: str
+    epochs: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    steps: int = 920
+
+    def config(self, common: Mapping[str, Any]) -> Config:
+        return build_config(recipe_layer(self.recipe), common, self.settings, {"schedule": {"epochs": self.epochs}})
+
+
+@dataclass(frozen=True)
+class Made:
+    """A study of some runs of the part under a name of its own, asked for as `--analyze` is; `seconds` are expected."""
+
+    name: str
+    asked: str
+    runs: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """Runs that are trained side by side, the forks that follow them, and the studies of all."""
+
+    why: str
+    runs: Mapping[str, Run]
+    studies: tuple[Made, ...]
+    forks: tuple[str, Request] | None = None
+
+
+KEPT = {"checkpoint": {"keep_every": 3, "keep_from": 180, "keep": [170]}, "analysis": {"gradients": 10}}
+LATE = {"checkpoint": {"keep": [170, 180]}}
+RAYS = "rays --epochs 170,180 --distance 30"
+
+
+def studied(*runs: str) -> tuple[Made, ...]:
+    """The studies of runs to epoch 330."""
+    each = len(runs)
+    return (
+        Made("gradients", "gradients", runs, 2),
+        Made("averaging", "averaging", runs, 5),
+        Made("teachers", "teachers", runs, 3),
+        Made("diversity", "pairs --epochs 170,180", runs, 5 * each),
+        Made("pairs", "pairs", runs, 25 * each),
+        Made("rays", RAYS, runs, 30 * each),
+        Made("landscape", "landscape --points 17", runs, 38 * each),
+        Made("jacobian", "jacobian --epochs 180 --images 16 --draws 30", runs, 60 * each),
+    )
+
+
+PARTS = {
+    "pi": Part(
+        "supervised and Pi to epoch 330: figures 2 and 3, A.1, A.5, A.6, A.7",
+        {
+            "supervised": Run("cifar10-cnn-supervised-4k", 330, KEPT),
+            "pi": Run("cifar10-cnn-pi-4k", 330, KEPT),
+        },
+        studied("supervised", "pi"),
+    ),
+    "mean-teacher": Part(
+        "the Mean Teacher to epoch 330, and to 240 with SWA as teacher from 150: the same, and A.4",
+        {
+            "mean-teacher": Run("cifar10-cnn-mean-teacher-4k", 330, KEPT),
+            "swa-teacher": Run("cifar10-cnn-mean-teacher-swa-teacher-4k", 240),
+        },
+        (
+            Made("teachers-240", "teachers --epochs 240", ("mean-teacher", "swa-teacher"), 3),
+            *studied("mean-teacher"),
+        ),
+    ),
+    "unlabelled": Part(
+        "Pi to epoch 180 with fewer unlabelled images, 920 steps an epoch for each: A.1's random rays",
+        {
+            f"pi-{count}": Run(
+                "cifar10-cnn-pi-4k", 180, merge(LATE, {"split": {"unlabelled": count}, "batch": {"steps": 920}})
+            )
+            for count in (0, 4000, 10000, 20000)
+        },
+        (Made("rays", RAYS, ("pi-0", "pi-4000", "pi-10000", "pi-20000"), 120),),
+    ),
+    "schedule": Part(
+        "forks of one Mean Teacher run at epoch 180, 5k validation images: A.3",
+        {
+            "base": Run(
+                "cifar10-cnn-mean-teacher-4k",
+                180,
+                {"split": {"validation": 5000}, "checkpoint": {"keep": [180]}},
+                steps=820,
+            ),
+        },
+        (Made("schedule", "schedule", ("cycle-10", "cycle-30", "cycle-60", "constant-150", "constant-180"), 5),),
+        ("base", Request((), cycles=(10.0, 30.0, 60.0), constant=(150.0, 180.0), until=240)),
+    ),
+}
+
+
+def fork_names(part: Part) -> list[str]:
+    if part.forks is None:
+        return []
+    request = part.forks[1]
+    return [f"cycle-{c:g}" for c in request.cycles or ()] + [f"constant-{at:g}" for at in request.constant or ()]
+
+
+def expected(part: Part) -> dict[str, float]:
+    """Seconds that training, the forks and the studies of a part should take on one H200."""
+
+    def steps(counts: Sequence[int]) -> float:
+        # Side by side until the shortest is over, and so on; a step's time is that of each run beside others.
+        total, done, left = 0.0, 0, sorted(counts)
+        while left:
+            total += (left[0] - done) * len(left) * (BESIDE if len(left) > 1 else ALONE)
+            done = left.pop(0)
+        return total / 1e3
+
+    found = {"training": (1 + EDGES) * steps([run.epochs * run.steps for run in part.runs.values()]) + START}
+    if part.forks is not None:
+        parent, request = part.forks
+        base = part.runs[parent]
+        each = ((request.until or 0) - base.epochs) * base.steps
+        found["forks"] = (1 + EDGES) * steps([each] * len(fork_names(part))) + START
+    found["studies"] = sum(made.seconds for made in part.studies)
+    return found
+
+
+def plan() -> str:
+    """Every part in words: its commands, each below ten minutes, and what they should take."""
+    lines = []
+    for name, part in PARTS.items():
+        seconds = expected(part)
+        commands = max(1, -(-round(sum(seconds.values())) // 520))
+        parts = ", ".join(f"{what} {value:.0f} s" for what, value in seconds.items())
+        lines += [
+            f"{name}: {part.why}",
+            f"  runs: {', '.join([*part.runs, *fork_names(part)])}",
+            f"  expected on one H200: {sum(seconds.values()):.0f} s ({parts})",
+            f"  {commands} x  python benchmarks/analyses.py {name} --minutes 9 --data DATA --out {name}.zip",
+        ]
+        lines += [f"    {made.name}: {made.asked}  ({made.seconds:.0f} s)" for made in part.studies]
+    return "\n".join(lines)
+
+
+class Work:
+    """One part under a folder, until its time is over."""
+
+    def __init__(self, part: Part, folder: Path, common: Mapping[str, Any], minutes: float) -> None:
+        self.part, self.folder, self.common = part, folder, common
+        self.minutes = minutes
+        self._began = time.monotonic()
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return 60.0 * self.minutes - (time.monotonic() - self._began)
+
+    def place(self, name: str) -> Path:
+        if self.part.forks is not None and name in fork_names(self.part):
+            return self.folder / self.part.forks[0] / "analysis" / "schedule" / name
+        return self.folder / name
+
+    def run(self) -> bool:
+        """Everything that time allows; whether all of it is done."""
+        configs = {name: run.config(self.common) for name, run in self.part.runs.items()}
+        for made in self.part.studies:
+            for name in configs.keys() & {*made.runs}:
+                refuse_missing(asked_in(made.asked), configs[name])
+        if not self._trained(configs):
+            return False
+        if self.part.forks is not None:
+            parent, request = self.part.forks
+            start = f"{self.folder / parent}@{self.part.runs[parent].epochs}"
+            if not self._trained(forks(start, float(self.part.runs[parent].epochs), request)):
+                return False
+        missing = [made.name for made in self.part.studies if not self._made(made)]
+        return not missing
+
+    def _trained(self, configs: Mapping[str, Config]) -> bool:
+        """Train what is not done, side by side; whether all of it is."""
+        waiting = {name: config for name, config in configs.items() if not self._done(name, config)}
+        if not waiting:
+            return True
+        if self.left < 30:
+            return False
+        with ConsoleWatcher(self.left / 60) as watcher:
+            runs: list[NewRun | OldRun] = []
+            for name, config in waiting.items():
+                path, lane = self.place(name), watcher.lane(name, f"{name}  ")
+                begun = (path / "config.toml").exists()
+                runs.append(OldRun(path, lane) if begun else NewRun(config, path, lane))
+            results = train_together(runs, say)
+        return all(result.finished for result in results)
+
+    def _done(self, name: str, config: Config) -> bool:
+        path = self.place(name)
+        return (path / "config.toml").exists() and RunFolder(path).models_epoch() == config.schedule.epochs
+
+    def _made(self, made: Made) -> bool:
+        """Make a study that is not there yet, if there is time for it."""
+        out = self.folder / "analysis" / made.name
+        [asked] = asked_in(made.asked)
+        if (out / f"{asked.name}.png").exists():
+            return True
+        if self.left < made.seconds:
+            say(f"{made.name}: no time is left for it; the same command goes on.")
+            return False
+        return self._written(asked, [self.place(name) for name in made.runs], out, made)
+
+    def _written(self, asked: Asked, runs: Sequence[Path], out: Path, made: Made) -> bool:
+        began = time.monotonic()
+        try:
+            result, _ = asked.done(runs, self.common.get("device", {}).get("name", "auto"), out)
+        except FastswaError as error:
+            say(f"{made.name}: {error}")
+            return False
+        for line in asked.study.told(result):
+            print(line)
+        say(f"{made.name}: {time.monotonic() - began:.1f} s (expected {made.seconds:.0f} s)")
+        return True
+
+    def pack(self, file: Path) -> None:
+        """Settings, evaluations, recorded gradients, arrays and figures as one archive."""
+        names = [*self.part.runs, *fork_names(self.part)]
+        found = [self.place(name) / small for name in names for small in SMALL]
+        found += sorted((self.folder / "analysis").rglob("*.*"))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+            for path in found:
+                if path.is_file():
+                    archive.write(path, path.relative_to(self.folder))
+        say(f"{file}: {file.stat().st_size / 1e6:.2f} MB")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("part", nargs="?", choices=tuple(PARTS))
+    parser.add_argument("--minutes", type=float, default=9.0, help="when to stop and save")
+    parser.add_argument("--data", default="data", help="the folder that holds CIFAR-10")
+    parser.add_argument("--runs", type=Path, default=Path("runs/analyses"), help="where runs lie: RUNS/PART/RUN")
+    parser.add_argument("--out", type=Path, help="the archive; RUNS/PART.zip if not given")
+    parser.add_argument("--seed", type=int, default=10)
+    parser.add_argument("--device", default="auto")
+    given = parser.parse_args(words)
+    if given.part is None:
+        print(plan())
+        return 0
+    common = {"seed": given.seed, "data": {"root": given.data}, "device": {"name": given.device}}
+    work = Work(PARTS[given.part], given.runs / given.part, common, given.minutes)
+    try:
+        done = work.run()
+    except FastswaError as error:
+        say(str(error))
+        done = False
+    work.pack(given.out or given.runs / f"{given.part}.zip")
+    print(json.dumps({"part": given.part, "done": done, "seconds_left": round(work.left)}))
+    say("done." if done else "not done yet; the same command goes on.")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

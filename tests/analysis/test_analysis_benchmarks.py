@@ -1,0 +1,128 @@
+"""benchmarks/rays.py and benchmarks/analyses.py at sizes that a CPU does in seconds."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from conftest import Command
+from fastswa.analysis.study import Request
+from fastswa.config import Config
+from tiny_runs import TINY
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def rays(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("rays")
+
+
+@pytest.fixture
+def analyses(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("analyses")
+
+
+def test_a_study_is_timed_beside_its_ceiling_and_a_plain_loop(
+    rays: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ("--rays", "3", "--points", "5", "--train", "200", "--labels", "20", "--test", "30", "--refresh", "1")
+    words = (*sizes, "--batch", "10", "--plain-points", "1", "--seconds", "0.01", "--device", "cpu", "--json")
+    rays.main(["--model", "small", *words])
+    forward, study, plain = json.loads(capsys.readouterr().out)
+    assert (forward["what"], forward["ratio_to_forward"]) == ("forward pass, large batch", 1.0)
+    assert (study["points"], study["images"]) == (15, 100 + 20 + 30)
+    assert study["ratio_to_forward"] == pytest.approx(study["tflops"] / forward["tflops"])
+    assert plain["times_slower"] == pytest.approx(plain["seconds"] / (study["seconds"] / 15))
+    rays.show([rays.Row(**row) for row in (forward, study, plain)], "cpu")
+    assert "plain eager loop, fp32" in capsys.readouterr().out
+
+
+def test_the_flop_of_the_13_layer_network_is_the_one_its_file_states(rays: ModuleType) -> None:
+    config = rays.build_config(rays.recipe_layer("cifar10-cnn-pi-4k"), {"split": {"labels": 20}})
+    compute = rays.choose_compute(config.device.model_copy(update={"name": "cpu"}))
+    material = rays.prepare(config, rays.random_images(200, 10), compute)
+    assert rays.flop_of_an_image(material) == pytest.approx(1.46e9, rel=0.01)
+
+
+def test_the_plan_is_what_the_figures_need(analyses: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyses.main([]) == 0
+    plan = capsys.readouterr().out
+    for name, part in analyses.PARTS.items():
+        assert f"{name}: " in plan
+        common = {"seed": 1}
+        configs = {run: settings.config(common) for run, settings in part.runs.items()}
+        for made in part.studies:
+            assert {*made.runs} <= {*part.runs, *analyses.fork_names(part)}
+            for asked in analyses.asked_in(made.asked):
+                for run in made.runs:
+                    if run in configs:
+                        analyses.refuse_missing([asked], configs[run])
+        # Half an hour of a machine holds a part, and no command of it is longer than ten minutes.
+        assert sum(analyses.expected(part).values()) < 27 * 60
+        assert all(made.seconds < 300 for made in part.studies)
+    steps = {run.settings.get("batch", {}).get("steps") for run in analyses.PARTS["unlabelled"].runs.values()}
+    assert steps == {920}
+
+
+def test_side_by_side_is_as_long_as_the_longest(analyses: ModuleType) -> None:
+    part = analyses.Part("", {"a": analyses.Run("", 100), "b": analyses.Run("", 50)}, ())
+    both, alone = 50 * 920 * 2 * analyses.BESIDE, 50 * 920 * analyses.ALONE
+    expected = (1 + analyses.EDGES) * (both + alone) / 1e3 + analyses.START
+    assert analyses.expected(part) == {"training": pytest.approx(expected), "studies": 0}
+
+
+def tiny_part(analyses: ModuleType) -> object:
+    settings = {**TINY, "checkpoint": {"every": 1, "keep_every": 1}}
+    forked = Request((), cycles=(1.0,), constant=(3.0,), until=5)
+    studies = (
+        analyses.Made("late", "pairs --epochs 1,4", ("pi", "other"), 0),
+        analyses.Made("schedule", "schedule", ("cycle-1", "constant-3"), 0),
+        analyses.Made("teachers", "teachers", ("pi", "other"), 0),
+    )
+    runs = {"pi": analyses.Run("digits-pi", 4, settings), "other": analyses.Run("digits-mean-teacher", 4, settings)}
+    return analyses.Part("a part", runs, studies, ("pi", forked))
+
+
+def test_a_part_goes_on_by_the_same_command_and_comes_back_as_one_file(
+    analyses: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    monkeypatch.setattr(analyses, "PARTS", {"pi": tiny_part(analyses)})
+    words = ["pi", "--device", "cpu", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "pi.zip")]
+    stopping = analyses.ConsoleWatcher
+    monkeypatch.setattr(analyses, "ConsoleWatcher", lambda minutes: stopping(1e-9))
+    assert analyses.main(words) == 0
+    assert not (tmp_path / "runs" / "pi" / "analysis").exists()
+    monkeypatch.setattr(analyses, "ConsoleWatcher", stopping)
+    assert analyses.main(words) == 0
+    with zipfile.ZipFile(tmp_path / "pi.zip") as archive:
+        names = archive.namelist()
+        archive.extractall(tmp_path / "back")
+    for name in ("late/pairs", "schedule/schedule", "teachers/teachers"):
+        assert {f"analysis/{name}.{kind}" for kind in ("json", "csv", "svg", "png")} <= {*names}
+    assert not any(name.endswith(".safetensors") for name in names)
+    back = tmp_path / "back"
+    [first, second] = json.loads((back / "analysis" / "late" / "pairs.json").read_text())
+    assert (first["run"], second["run"]) == ("pi", "other")
+    # What came back is enough to study what was recorded, and to draw what was measured.
+    answer = command("analyze", "teachers", back / "pi", back / "other", "--out", tmp_path / "again")
+    assert answer.code == 0, answer.err
+    same = command("analyze", "pairs", back / "analysis" / "late" / "pairs.json", "--out", tmp_path / "again")
+    assert same.code == 0, same.err
+    for kind in ("csv", "svg"):
+        assert (tmp_path / "again" / f"pairs.{kind}").read_text() == (
+            back / "analysis" / "late" / f"pairs.{kind}"
+        ).read_text()
+
+
+def test_configurations_are_the_recipes_own(analyses: ModuleType) -> None:
+    config: Config = analyses.PARTS["pi"].runs["pi"].config({"seed": 10})
+    assert (config.schedule.epochs, config.checkpoint.keep_every, config.checkpoint.keep_from) == (330, 3, 180)
+    assert (config.model.name, config.split.labels, config.seed) == ("cnn13", 4000, 10)
