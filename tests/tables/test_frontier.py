@@ -61,7 +61,8 @@ def test_published_figures_are_the_authors() -> None:
         ("freematch", ""): [None, 4.88, None, 21.68],
     }
     assert {key: [found[(*key, *setting)] for setting in by_labels] for key in {key[:2] for key in found}} == expected
-    assert all(cell.source and cell.checked for cell in frontier_cells())
+    # Each line says for itself where it was read: tables put them in another order.
+    assert all(cell.source and len(cell.checked) > 20 for cell in frontier_cells())
     for recipe in RECIPES:
         config = build_config(recipe_layer(recipe))
         setting = (config.data.source, config.split.labels or 0)
