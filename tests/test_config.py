@@ -286,6 +286,8 @@ def test_aliases_set_what_they_stand_for() -> None:
         "deterministic": "true",
         "labels": "40",
         "epochs": "7",
+        "keep-every": "2",
+        "keep-from": "4",
         "from": "runs/a@3",
     }
     assert values.keys() == ALIASES.keys()
@@ -294,6 +296,7 @@ def test_aliases_set_what_they_stand_for() -> None:
     device = config.device
     assert (device.name, device.engine, device.precision, device.deterministic) == ("cpu", "eager", "fp64", True)
     assert (config.split.labels, config.schedule.epochs, config.start.run) == (40, 7, "runs/a@3")
+    assert (config.checkpoint.keep_every, config.checkpoint.keep_from) == (2, 4)
 
 
 @pytest.mark.parametrize(("value", "keep"), [("150", (150,)), ("150,180,240", (150, 180, 240))])

@@ -84,8 +84,7 @@ def asked_in(text: str) -> list[Asked]:
         found += [Asked.of(name, arguments) for name in names.split(",") if name]
     if not found:
         raise RequestError(f"--analyze names no study; there are: {', '.join(STUDIES)}.")
-    names = [one.name for one in found]
-    if len(set(names)) < len(names):
+    if len({one.name for one in found}) < len(found):
         raise RequestError("--analyze: a study is named twice, and the second would write over the first.")
     return found
 

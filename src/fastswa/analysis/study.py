@@ -20,7 +20,7 @@ from fastswa.registry import resolve
 from fastswa.tables.figures import save
 
 # For runs drawn together: apart in hue and in lightness.
-COLOURS = ("#c0392b", "#1f77b4", "#555555", "#e6892b", "#2e8b57", "#7d3c98")
+COLOURS = ("#c0392b", "#1f77b4", "#2e8b57", "#e6892b", "#7d3c98", "#555555")
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def restored(kind: Any, value: Any) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
     if kind is np.ndarray:
         return np.array(value, dtype=float)
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
         return kind(
             **{field.name: restored(hints[field.name], value[field.name]) for field in dataclasses.fields(kind)}

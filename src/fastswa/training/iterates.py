@@ -146,7 +146,7 @@ def load_iterate(file: Path, names: list[str]) -> list[Tensor]:
 
 
 def _opened(file: Path) -> contextlib.AbstractContextManager[safe_open]:
-    return safe_open(file, framework="pt")  # type: ignore[no-untyped-call]
+    return safe_open(file, framework="pt")
 
 
 def drop_iterates(run: Path, after: int = -1) -> None:
