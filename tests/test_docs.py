@@ -9,7 +9,7 @@ A fenced block says what it is by the word after its backticks, and is executed 
     text, toml, csv, …      shown only
 
 Nothing else is let through, so a command that cannot be run has to say so on the page. Commands are run as they
-stand; what is cut to a few steps is the training underneath (`short_runs`).
+stand; what is cut to a few steps is the training underneath, and to a few points the studies (`short_runs`).
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from PIL import Image
 
 import fastswa
 from fastswa import classifier, cli, demo
+from fastswa.analysis.asked import Asked
+from fastswa.analysis.study import Request
 from fastswa.arguments import Arguments
 from fastswa.config import Config
 from fastswa.data.sources import is_own_data
@@ -60,16 +62,22 @@ def shortened(config: Config) -> Config:
         "batch": config.batch.model_copy(update={"steps": 1}),
         "evaluation": config.evaluation.model_copy(update={"every": 1000, "refresh": 1}),
         "checkpoint": config.checkpoint.model_copy(update={"every": 1000}),
+        "analysis": config.analysis.model_copy(update={"batches": 2}),
     }
     if config.model.name == "small" and config.model.width is None:
         sections["model"] = config.model.model_copy(update={"width": 4})
     return config.model_copy(update=sections)
 
 
+def small_study(request: Request) -> Request:
+    """The same study of the same runs, at a few points."""
+    return replace(request, points=5, rays=1, pairs=3, images=2, draws=2, batches=2)
+
+
 @contextlib.contextmanager
 def short_runs() -> Iterator[None]:
-    """Inside, every new run takes as many epochs as it is told, but of one step each."""
-    settings, in_memory = NewRun.settings, classifier.train_in_memory
+    """Inside, every new run takes as many epochs as it is told, but of one step each; studies look at little."""
+    settings, in_memory, request = NewRun.settings, classifier.train_in_memory, Asked.request
     fitted, measure = budget.fitted, budget.measure
 
     def in_this_process(jobs: Sequence[demo.Job], workers: int, title: str) -> list[list[dict[str, Any]]]:
@@ -83,6 +91,7 @@ def short_runs() -> Iterator[None]:
         patch.setattr(budget, "fitted", short_shape)
         patch.setattr(budget, "measure", lambda trainer, seconds: measure(trainer, 0.01))
         patch.setattr(demo, "train_side_by_side", in_this_process)
+        patch.setattr(Asked, "request", lambda asked, *words: small_study(request(asked, *words)))
         patch.setattr(classifier, "train_in_memory", lambda config, *rest: in_memory(shortened(config), *rest))
         yield
 
