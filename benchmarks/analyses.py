@@ -185,9 +185,9 @@ def plan() -> str:
 class Work:
     """One part under a folder, until its time is over."""
 
-    def __init__(self, part: Part, folder: Path, common: Mapping[str, Any], minutes: float) -> None:
+    def __init__(self, part: Part, folder: Path, common: Mapping[str, Any], minutes: float, archive: Path) -> None:
         self.part, self.folder, self.common = part, folder, common
-        self.minutes = minutes
+        self.minutes, self.archive = minutes, archive
         self._began = time.monotonic()
 
     @property
@@ -257,10 +257,13 @@ class Work:
         for line in asked.study.told(result):
             print(line)
         say(f"{made.name}: {time.monotonic() - began:.1f} s (expected {made.seconds:.0f} s)")
+        # At once: should the next one be stopped from outside, this one comes back.
+        self.pack()
         return True
 
-    def pack(self, file: Path) -> None:
+    def pack(self) -> None:
         """Settings, evaluations, recorded gradients, arrays and figures as one archive."""
+        file = self.archive
         names = [*self.part.runs, *fork_names(self.part)]
         found = [self.place(name) / small for name in names for small in SMALL]
         found += sorted((self.folder / "analysis").rglob("*.*"))
@@ -269,7 +272,6 @@ class Work:
             for path in found:
                 if path.is_file():
                     archive.write(path, path.relative_to(self.folder))
-        say(f"{file}: {file.stat().st_size / 1e6:.2f} MB")
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -286,13 +288,15 @@ def main(words: Sequence[str] | None = None) -> int:
         print(plan())
         return 0
     common = {"seed": given.seed, "data": {"root": given.data}, "device": {"name": given.device}}
-    work = Work(PARTS[given.part], given.runs / given.part, common, given.minutes)
+    archive = given.out or given.runs / f"{given.part}.zip"
+    work = Work(PARTS[given.part], given.runs / given.part, common, given.minutes, archive)
     try:
         done = work.run()
     except FastswaError as error:
         say(str(error))
         done = False
-    work.pack(given.out or given.runs / f"{given.part}.zip")
+    work.pack()
+    say(f"{archive}: {archive.stat().st_size / 1e6:.2f} MB")
     print(json.dumps({"part": given.part, "done": done, "seconds_left": round(work.left)}))
     say("done." if done else "not done yet; the same command goes on.")
     return 0

@@ -55,6 +55,7 @@ def test_studies_follow_the_training_and_leave_arrays_and_figures(tmp_path: Path
     [pairs] = json.loads((out / "analysis" / "pairs.json").read_text())
     assert pairs["epochs"] == [2, 3, 4]
     assert "3 pairs of 3 iterates" in answer.err
+    assert f"{out}: pairs, averaging, rays: data and figures are in {out / 'analysis'}." in answer.err
     assert not (out / "iterates").exists()
     # What a resume needs is still there.
     assert checkpoints(out) == [9, 12]

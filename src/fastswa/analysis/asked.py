@@ -131,8 +131,10 @@ def study_after_training(
     What cannot be made is one sentence, and the others are made. With `discard` the iterates of a run go once all of
     its studies are there.
     """
+    if not asked or not all(result.finished for result in results):
+        return True
     whole = True
-    for run in [result.path for result in results] if all(result.finished for result in results) else []:
+    for run in (result.path for result in results):
         device, failed = RunFolder.open(run).config().device.name, False
         for one in asked:
             try:
@@ -146,6 +148,8 @@ def study_after_training(
         if failed:
             whole = False
             say(f"{run}: its iterates are kept; `fastswa analyze STUDY {run}` goes on from there.")
-        elif discard:
+            continue
+        if discard:
             drop_iterates(run)
+        say(f"{run}: {', '.join(one.name for one in asked)}: data and figures are in {run / 'analysis'}.")
     return whole

@@ -81,7 +81,8 @@ class Surface:
         """The network at a point, with fresh statistics."""
         put(self.network, vector)
         if self._statistics.norms:
-            self._launch("refresh", self._refresh, [*self.network.buffers(), *self._statistics.tensors()])
+            with self._statistics, torch.no_grad():
+                self._launch("refresh", self._refresh, [*self.network.buffers(), *self._statistics.tensors()])
         return self.network
 
     def at(self, vector: Tensor) -> tuple[float, float, float, float]:
@@ -108,7 +109,7 @@ class Surface:
             self._launches[name]()
 
     def _refresh(self) -> None:
-        with self._statistics, torch.no_grad(), self.compute.arithmetic():
+        with self.compute.arithmetic():
             for view, noise in self._views():
                 self.network(view, noise)
                 self._statistics.add()
