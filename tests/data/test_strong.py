@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 
 import numpy as np
@@ -214,3 +215,23 @@ def test_small_grey_images_are_taken() -> None:
     view = Augment(torch.ones(1), torch.zeros(1), translate=1).view(images, torch.arange(5), noise_of().scope("strong"))
     assert view.shape == (5, 1, 8, 8)
     assert torch.equal(recoloured(images, drawn("equalise", 0.5, 5)), images)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_two_operations_in_a_row_are_the_same_compiled() -> None:
+    """With something after them, so that compiled code keeps nothing of what is between."""
+    weight = torch.randn(8, 3, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    images = pictures(3)
+
+    def work(first: Tensor, second: Tensor, strength: Tensor) -> Tensor:
+        changed = recoloured(recoloured(images, Draw(first, strength)), Draw(second, strength))
+        return torch.conv2d(changed.double().permute(0, 3, 1, 2), weight)
+
+    compiled = torch.compile(work)
+    strength = torch.linspace(0.1, 0.9, len(images))
+    for first in range(len(OPERATIONS)):
+        for second in range(len(OPERATIONS)):
+            drawn = [torch.full((len(images),), number) for number in (first, second)]
+            torch.testing.assert_close(compiled(*drawn, strength), work(*drawn, strength), rtol=0, atol=1e-9)

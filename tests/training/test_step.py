@@ -88,9 +88,12 @@ def _plain_loss(
 @pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_compiled_engine_gives_the_eager_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "method", [{}, {"method": {"name": "fixmatch", "threshold": 0.2}}], ids=["mean-teacher", "fixmatch"]
+)
+def test_the_compiled_engine_gives_the_eager_numbers(method: dict[str, Any], tmp_path: Path) -> None:
     eager, compiled = (
-        stepped(tiny(FP64, {"device": {"engine": engine}}), 10, tmp_path).state.tensors()
+        stepped(tiny(FP64, method, {"device": {"engine": engine}}), 10, tmp_path).state.tensors()
         for engine in ("eager", "compiled")
     )
     assert eager.keys() == compiled.keys()

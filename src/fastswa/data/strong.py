@@ -5,6 +5,9 @@ that move pixels come first, as one map from places in the view to places in the
 the others follow in their order. Most of them give a pixel by its own value alone: they become one table of 256
 entries for each image and channel, and looking it up is a second gather. No operation runs on its own, none makes a
 shape depend on what was drawn.
+
+Factors are multiples of powers of two, so that every product and sum is exact: whatever order or fusion an engine
+computes them in, the same pixels come out.
 """
 
 from __future__ import annotations
@@ -53,8 +56,13 @@ class Draw(NamedTuple):
         return self.operation == OPERATIONS.index(name)
 
     def signed(self, name: str, reach: float) -> Tensor:
-        """Uniform in -reach .. reach where `name` was drawn, 0 elsewhere."""
-        return self.where(name) * (2.0 * self.strength - 1.0) * reach
+        """Uniform in -reach .. reach where `name` was drawn, 0 elsewhere; float64."""
+        return self.where(name) * (2.0 * self.strength.double() - 1.0) * reach
+
+
+def _rounded(factor: Tensor, bits: int) -> Tensor:
+    """To multiples of 2^-bits."""
+    return torch.round(factor * 2.0**bits) * 2.0**-bits
 
 
 def draw(noise: Noise, images: int, count: int) -> list[Draw]:
@@ -71,8 +79,8 @@ def places(draws: list[Draw], height: int, width: int) -> tuple[Tensor, Tensor, 
     not drawn by the first: the map is composed before anything is looked up.
     """
     device = draws[0].operation.device
-    y = torch.arange(height, device=device).view(1, height, 1) + 0.5
-    x = torch.arange(width, device=device).view(1, 1, width) + 0.5
+    y = torch.arange(height, device=device, dtype=torch.float64).view(1, height, 1) + 0.5
+    x = torch.arange(width, device=device, dtype=torch.float64).view(1, 1, width) + 0.5
     for one in reversed(draws):
         x, y = _mapped(one.shaped(1, 1), x, y, height, width)
     within = (x >= 0) & (x < width) & (y >= 0) & (y < height)
@@ -83,15 +91,14 @@ def places(draws: list[Draw], height: int, width: int) -> tuple[Tensor, Tensor, 
 def _mapped(one: Draw, x: Tensor, y: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
     """Where the operation takes the pixels at x, y from; one of its numbers at most is not that of the identity."""
     angle = one.signed("rotate", _ANGLE)
-    cosine, sine = angle.cos(), angle.sin()
+    moves = (("shear_x", _SHEAR), ("translate_x", _TRANSLATE * width), ("shear_y", _SHEAR),
+             ("translate_y", _TRANSLATE * height))  # fmt: skip
+    numbers = (angle.cos(), angle.sin(), *(one.signed(*move) for move in moves))
+    cosine, sine, shear_x, right, shear_y, low = (_rounded(number, 16) for number in numbers)
     across, down = x - width / 2, y - height / 2
     return (
-        cosine * across
-        - sine * down
-        + (one.signed("shear_x", _SHEAR) * y + one.signed("translate_x", _TRANSLATE * width) + width / 2),
-        sine * across
-        + cosine * down
-        + (one.signed("shear_y", _SHEAR) * x + one.signed("translate_y", _TRANSLATE * height) + height / 2),
+        cosine * across - sine * down + (shear_x * y + right + width / 2),
+        sine * across + cosine * down + (shear_y * x + low + height / 2),
     )
 
 
@@ -133,8 +140,10 @@ def smoothed(images: Tensor) -> Tensor:
 
 def _mixed(other: Tensor, images: Tensor, strength: Tensor) -> Tensor:
     """Between `other` and the images, 5% to 95% of the way; uint8 by cutting off the fraction, as Pillow does."""
-    kept = _FADED + (_KEPT - _FADED) * strength
-    return (other + kept * (images.float() - other)).to(torch.uint8)
+    # In parts of 2^20; so little is added that only what rounding put below a whole number gets there again.
+    kept = torch.round((_FADED + (_KEPT - _FADED) * strength.double()) * 2.0**20).to(torch.int32)
+    other, own = other.to(torch.int32), images.to(torch.int32)
+    return (((other << 20) + kept * (own - other) + 256) >> 20).to(torch.uint8)
 
 
 def _tables(images: Tensor, grey: Tensor, one: Draw) -> Tensor:
@@ -146,7 +155,9 @@ def _tables(images: Tensor, grey: Tensor, one: Draw) -> Tensor:
     toward = torch.where(each.where("contrast"), mean.view(-1, 1, 1), 0)
     limit = (256 * each.strength).to(torch.int32)
     lost = ((_MOST_BITS_LOST + 1) * each.strength).to(torch.int32)
-    low, high = (bound.to(torch.int32)[..., None] for bound in (images.amin(dim=(1, 2)), images.amax(dim=(1, 2))))
+    # Of 32-bit integers: compiled code finds other bounds of 8-bit ones that it has just made (torch 2.13, CPU).
+    wide = images.to(torch.int32)
+    low, high = wide.amin(dim=(1, 2))[..., None], wide.amax(dim=(1, 2))[..., None]
     stretched = ((values - low) * 255 // (high - low).clamp(min=1)).clamp(0, 255)
     tables = values.expand(*low.shape[:2], 256)
     for name, table in {
