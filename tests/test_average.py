@@ -338,6 +338,16 @@ def test_labelled_images_are_measured_on_where_there_is_no_test_set(
     assert list(json.loads(answer.out)["figures"]) == ["labelled"]
 
 
+def test_images_of_another_size_and_colour_are_brought_to_the_models(
+    finished: Path, colours: Path, tmp_path: Path, command: Command
+) -> None:
+    words = ("--data", colours, "--out", tmp_path / "out.safetensors")
+    answer = command("average", f"{finished}@1", f"{finished}@2", *words)
+    assert answer.code == 0, answer.err
+    assert "are not the model's classes" in answer.out
+    assert fastswa.load(tmp_path / "out.safetensors").classes == tuple("0123456789")
+
+
 def test_what_cannot_be_averaged_is_one_sentence(
     finished: Path, colours: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,7 +369,6 @@ def test_what_cannot_be_averaged_is_one_sentence(
         (one, two, "--network", "ema2"): "has no network 'ema2'; there are: ema, fast_swa, student, swa, teacher.",
         (one, two, "--out", "there.safetensors"): "there.safetensors is there already; choose another --out.",
         (one, two, "--data", "nowhere"): "--data: there is no run, data set, recipe, folder or file nowhere.",
-        (one, two, "--data", str(colours)): "the model takes images of 8x8x1, and those of",
         (one, "0.pt"): "are not of one architecture",
         ("0.pt", "list.pt"): "list.pt holds no weights",
         ("0.pt", "none.pt"): "none.pt holds no weights",
