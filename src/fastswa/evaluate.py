@@ -17,11 +17,15 @@ TOP5_FROM = 20
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, without gradients; each module's own mode put back on leaving."""
+    """The model in evaluation mode, without gradients; each module's own mode put back on leaving.
+
+    Its GPU is the current one meanwhile: kernels of our own are launched there, wherever their tensors are.
+    """
     modes = [(module, module.training) for module in model.modules()]
+    place = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.cuda.device(place) if place.type == "cuda" else nullcontext():
             yield
     finally:
         for module, training in modes:

@@ -108,7 +108,12 @@ def settings_of(compute: Compute, threads: int | None = None) -> Iterator[None]:
     before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
     were_deterministic = torch.are_deterministic_algorithms_enabled()
     threads_before = torch.get_num_threads()
+    numbered = compute.device.type == "cuda" and compute.device.index is not None
+    device_before = torch.cuda.current_device() if numbered else None
     try:
+        if numbered:
+            # Kernels of our own are launched on the current device, wherever their tensors are.
+            torch.cuda.set_device(compute.device)
         # Not with bf16: what is kept out of autocast there (VAT's power iteration) wants all of its 24 bits.
         matmul.allow_tf32 = cudnn.allow_tf32 = compute.precision == "tf32"
         cudnn.benchmark, cudnn.deterministic = not compute.deterministic, compute.deterministic
@@ -125,6 +130,8 @@ def settings_of(compute: Compute, threads: int | None = None) -> Iterator[None]:
             # Only then: the call imports torch's compiler, which takes seconds.
             torch.use_deterministic_algorithms(were_deterministic)
         torch.set_num_threads(threads_before)
+        if device_before is not None:
+            torch.cuda.set_device(device_before)
 
 
 @cache
