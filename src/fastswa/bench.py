@@ -134,46 +134,40 @@ def bench_model(
         calls, flops = convolutions(config, dataset, compute)
         measured["convolutions"] = (floor_ms(calls, compute, seconds, passes(config)[0]), None)
         strong = _strong(config, dataset, compute, seconds) if method_class(config.method.name).strong_views else None
-    rows = []
     naive, floor = measured.get("naive", (None, None))[0], measured["convolutions"][0]
     loader = measured.get(LOADER, (None, None))[0]
     batch = config.batch.size
-    for engine, (ms, mib) in measured.items():
-        rows.append(
-            Row(
-                model,
-                config.method.name,
-                engine,
-                str(compute.device),
-                batch,
-                ms_per_step=ms,
-                steps_per_s=1e3 / ms,
-                images_per_s=1e3 * batch / ms,
-                tflops=flops / ms / 1e9,
-                memory_mib=mib,
-                ratio_to_naive=naive / ms if naive else None,
-                ratio_to_floor=ms / floor,
-                ratio_to_loader=loader / ms if loader else None,
-            )
+
+    def row(engine: str, ms: float, images: int, **others: Any) -> Row:
+        return Row(
+            model=model,
+            method=config.method.name,
+            engine=engine,
+            device=str(compute.device),
+            batch=images,
+            ms_per_step=ms,
+            steps_per_s=1e3 / ms,
+            images_per_s=1e3 * images / ms,
+            **others,
         )
+
+    rows = [
+        row(
+            engine,
+            ms,
+            batch,
+            tflops=flops / ms / 1e9,
+            memory_mib=mib,
+            ratio_to_naive=naive / ms if naive else None,
+            ratio_to_floor=ms / floor,
+            ratio_to_loader=loader / ms if loader else None,
+        )
+        for engine, (ms, mib) in measured.items()
+    ]
     if strong is not None:
+        share = strong / measured[_engine_of(compute)][0]
         views = batch - config.batch.labelled or batch
-        step = measured[_engine_of(compute)][0]
-        rows.append(
-            Row(
-                model,
-                config.method.name,
-                STRONG,
-                str(compute.device),
-                views,
-                ms_per_step=strong,
-                steps_per_s=1e3 / strong,
-                images_per_s=1e3 * views / strong,
-                tflops=None,
-                memory_mib=None,
-                share_of_step=strong / step,
-            )
-        )
+        rows.append(row(STRONG, strong, views, tflops=None, memory_mib=None, share_of_step=share))
     return rows
 
 

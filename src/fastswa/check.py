@@ -49,8 +49,25 @@ class Duplicates:
 
 
 @dataclass(frozen=True)
-class CheckReport:
-    """What `check_data` found; `problems` are what training would refuse, `notes` what a person should know."""
+class Verdict:
+    """What a check says of data: `problems` are what training would refuse, `notes` what a person should know."""
+
+    problems: list[str] = field(default_factory=list, kw_only=True)
+    notes: list[str] = field(default_factory=list, kw_only=True)
+
+    @property
+    def ok(self) -> bool:
+        """Whether training would accept the data."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything in it, for JSON."""
+        return {"ok": self.ok, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class CheckReport(Verdict):
+    """What `check_data` found."""
 
     source: str
     labelled: int
@@ -66,17 +83,6 @@ class CheckReport:
     unreadable: dict[str, str] = field(default_factory=dict)
     ignored: dict[str, int] = field(default_factory=dict)
     prepared: str | None = None
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        """Whether training would accept the data."""
-        return not self.problems
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything in it, for JSON."""
-        return {"ok": self.ok, **asdict(self)}
 
 
 def check_data(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fastswa.check import sizes_of
+from fastswa.check import Verdict, sizes_of
 from fastswa.data.cache import as_dataset, prepare, refusal
 from fastswa.data.domains import Matching, Target, load_target, match_domains, pair_domains, shared_images
 from fastswa.data.fit import shape_text
@@ -60,8 +60,8 @@ class Side:
 
 
 @dataclass(frozen=True)
-class DomainReport:
-    """What `check_domains` found; `problems` are what training would refuse, `notes` what a person should know.
+class DomainReport(Verdict):
+    """What `check_domains` found.
 
     `unknown` counts the target's training images of unknown class, all of which stay.
     """
@@ -73,17 +73,6 @@ class DomainReport:
     unknown: int
     duplicates: dict[str, int]
     unreadable: dict[str, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        """Whether training would accept the two."""
-        return not self.problems
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything in it, for JSON."""
-        return {"ok": self.ok, **asdict(self)}
 
 
 def check_domains(

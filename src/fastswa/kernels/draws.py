@@ -11,8 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from fastswa.kernels import accurate
+from triton.language.extra import libdevice
 
 _BLOCK = 1024
 
@@ -62,9 +61,9 @@ def _view_kernel(
     pixels_ptr, index_ptr, out_ptr, words_ptr, scale_ptr, bias_ptr,
     flip0, flip1, flip2, shift0, shift1, shift2, radius0, radius1, radius2, angle0, angle1, angle2,
     noise, translate, images, height, width, channels,
-    FLIP: tl.constexpr, TRANSLATE: tl.constexpr, NOISE: tl.constexpr, ACCURATE: tl.constexpr, BLOCK: tl.constexpr,
+    FLIP: tl.constexpr, TRANSLATE: tl.constexpr, NOISE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One value of a view: where it comes from, normalised, and noise added."""
+    """One value of a view: where it comes from, normalised, and noise added (log and cos as torch computes them)."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < images * height * width * channels
     channel, rest = place % channels, place // channels
@@ -86,7 +85,7 @@ def _view_kernel(
     if NOISE:
         radius = _uniform(position, words_ptr, radius0, radius1, radius2) + 2.9802322387695312e-08
         angle = _uniform(position, words_ptr, angle0, angle1, angle2) * 6.283185307179586
-        value += noise * (tl.sqrt(-2.0 * accurate.log(radius, ACCURATE)) * accurate.cos(angle, ACCURATE))
+        value += noise * (tl.sqrt(-2.0 * libdevice.log(radius)) * libdevice.cos(angle))
     tl.store(out_ptr + place, value.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -146,23 +145,13 @@ def weak_view(
     out = _empty(pixels, index)
     _view_kernel[(triton.cdiv(out.numel(), _BLOCK),)](
         pixels, index, out, words, scale, shift, *constants, noise, translate, len(index), height, width, channels,
-        FLIP=flip, TRANSLATE=translate > 0, NOISE=noise > 0, ACCURATE=pixels.is_cuda, BLOCK=_BLOCK, num_warps=4,
+        FLIP=flip, TRANSLATE=translate > 0, NOISE=noise > 0, BLOCK=_BLOCK, num_warps=4,
     )  # fmt: skip
     return out
 
 
 @weak_view.register_fake
-def _(
-    pixels: Tensor,
-    index: Tensor,
-    words: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    constants: list[int],
-    translate: int,
-    flip: bool,
-    noise: float,
-) -> Tensor:
+def _(pixels: Tensor, index: Tensor, *others: object) -> Tensor:
     return _empty(pixels, index)
 
 

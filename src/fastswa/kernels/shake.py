@@ -134,15 +134,7 @@ def shake_join(
 
 
 @shake_join.register_fake
-def _(
-    x: Tensor,
-    y: Tensor,
-    skip: Tensor,
-    x_norm: list[Tensor],
-    y_norm: list[Tensor],
-    forward: Tensor,
-    backward: Tensor,
-) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, *others: object) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(x)
 
 
@@ -171,9 +163,7 @@ def shake_join_backward(
 
 
 @shake_join_backward.register_fake
-def _(
-    d: Tensor, x: Tensor, y: Tensor, x_norm: list[Tensor], y_norm: list[Tensor], backward: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(d: Tensor, x: Tensor, y: Tensor, *others: object) -> tuple[Tensor, Tensor, Tensor]:
     total = torch.empty(4, x.shape[1], dtype=torch.float32, device=x.device)
     return torch.empty_like(x), torch.empty_like(y), total
 

@@ -52,17 +52,7 @@ def list_folder(folder: Path) -> ImageFiles:
         refuse_strange_classes(str(folder / test), tested, classes)
         for name in sorted(tested):
             _collect(folder, f"{test}/{tested[name]}", classes.index(name), paths, labels, ignored)
-    notes += left_out(ignored)
-    return ImageFiles(
-        source=folder,
-        root=folder,
-        paths=paths,
-        labels=np.array(labels, dtype=np.int64),
-        classes=tuple(classes),
-        tests=len(paths) - trained,
-        ignored=dict(ignored.most_common()),
-        notes=tuple(notes),
-    )
+    return _listed(folder, paths, labels, classes, trained, ignored, notes)
 
 
 def list_target(folder: Path) -> ImageFiles:
@@ -97,6 +87,19 @@ def list_target(folder: Path) -> ImageFiles:
     trained = len(paths)
     if "test" in names:
         collect("test")
+    return _listed(folder, paths, labels, classes, trained, ignored)
+
+
+def _listed(
+    folder: Path,
+    paths: PathTable,
+    labels: array[int],
+    classes: Iterable[str],
+    trained: int,
+    ignored: Counter[str],
+    notes: Iterable[str] = (),
+) -> ImageFiles:
+    """What was found, the first `trained` images for training; what was passed over is noted last."""
     return ImageFiles(
         source=folder,
         root=folder,
@@ -105,7 +108,7 @@ def list_target(folder: Path) -> ImageFiles:
         classes=tuple(classes),
         tests=len(paths) - trained,
         ignored=dict(ignored.most_common()),
-        notes=tuple(left_out(ignored)),
+        notes=(*notes, *left_out(ignored)),
     )
 
 
