@@ -1,4 +1,4 @@
-"""python benchmarks/engine.py [--device cuda] [--json]: where a run's time goes beside its steps.
+"""python benchmarks/engine.py [--device cuda] [--engine graph] [--json]: where a run's time goes beside its steps.
 
 The start with its parts, the edges of an epoch and their share of the time, several runs at once, and an epoch's cost
 against the number of unlabelled images; CIFAR-10 shapes, Mean Teacher with the 13-layer CNN, random images.
@@ -123,6 +123,7 @@ def together(runs: list[Run], compute: Compute) -> dict[int, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--engine", default="auto")
     parser.add_argument("--model", default="cnn13")
     parser.add_argument("--runs", type=int, default=3, help="at most so many runs at once")
     parser.add_argument("--images", type=int, nargs="*", default=[50_000, 100_000, 500_000])
@@ -131,7 +132,7 @@ def main() -> None:
     options = parser.parse_args()
     config = build_config(
         recipe_layer("cifar10-cnn-mean-teacher-4k"),
-        {"device": {"name": options.device}, "model": {"name": options.model}},
+        {"device": {"name": options.device, "engine": options.engine}, "model": {"name": options.model}},
     )
     compute = choose_compute(config.device)
     report: dict[str, object] = {"device": str(compute.device), "engine": compute.engine}
