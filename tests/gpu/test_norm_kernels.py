@@ -20,10 +20,7 @@ def distance(found: Tensor, expected: Tensor) -> float:
 
 
 def close_but_for_kinks(found: Tensor, expected: Tensor, bound: float) -> bool:
-    """Whether all but a few elements agree: one within rounding of a kink may take the other side's gradient.
-
-    That moves its channel's sums too, by about one part in as many rows as there are.
-    """
+    """Whether all but a few elements agree: of two greatest values within rounding the other one may get the gradient."""
     apart = (found.detach().double() - expected.detach()).abs() > bound * expected.detach().abs().mean().clamp(
         min=1e-12
     )
@@ -55,16 +52,16 @@ def test_value_gradient_and_running_statistics(
     statistics = batch_statistics(x.detach(), shift, mean, variance, 0.1, 1e-5)
     y = normalise_activate(x, *statistics, weight, bias, slope, pool)
     shifted = plain_x + shift.double()[:, None, None]
-    z = F.leaky_relu(
-        F.batch_norm(shifted, plain_mean, plain_variance, plain_weight, plain_bias, True, 0.1, 1e-5), slope
-    )
-    z = F.max_pool2d(z, 2) if pool else z
+    normal = F.batch_norm(shifted, plain_mean, plain_variance, plain_weight, plain_bias, True, 0.1, 1e-5)
+    normal = F.max_pool2d(normal, 2) if pool else normal
+    z = F.leaky_relu(normal, slope)
     assert y.shape == z.shape
     assert distance(y, z) < bound
     assert distance(mean, plain_mean) < 1e-6
     assert distance(variance, plain_variance) < 1e-6
 
-    direction = torch.randn_like(y)
+    # None where rounding decides on which side of the kink a value lies: that would move its channel's sums.
+    direction = torch.where(normal.detach().abs() < 1e-4, 0.0, random(*y.shape)).to(dtype)
     found = torch.autograd.grad(y, (x, weight, bias), direction)
     expected = torch.autograd.grad(z, (plain_x, plain_weight, plain_bias), direction.double())
     assert close_but_for_kinks(found[0], expected[0], max(30 * bound, 1e-3))
