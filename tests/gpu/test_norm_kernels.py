@@ -20,7 +20,7 @@ def distance(found: Tensor, expected: Tensor) -> float:
 
 
 def close_but_for_kinks(found: Tensor, expected: Tensor, bound: float) -> bool:
-    """Whether all but a few elements agree: of two greatest values within rounding the other one may get the gradient."""
+    """Whether all but a few elements agree: of two almost equal greatest values either may get the gradient."""
     apart = (found.detach().double() - expected.detach()).abs() > bound * expected.detach().abs().mean().clamp(
         min=1e-12
     )
