@@ -576,6 +576,22 @@ def test_a_weight_of_nothing_leaves_every_bit() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, averaged.module.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("decay", [None, 0.9])
+def test_the_first_iterate_is_taken_as_it_is(decay: float | None) -> None:
+    """Whatever the average held before: numbers too large for the iterate's own to be seen beside them."""
+    model = network(dtype=torch.float32)
+    with torch.no_grad():
+        model.head.weight.fill_(1e9)
+    averaged = inside(model, decay=decay)
+    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
+    averaged.update()
+    assert all(torch.equal(a, b) for a, b in zip(averaged.module.parameters(), model.parameters(), strict=True))
+
+
+def test_one_launch_is_for_gpus() -> None:
+    assert not inside(network(dtype=torch.float32)).at_once
+
+
 def test_the_state_of_an_average_inside_a_step_goes_round() -> None:
     model = network(dtype=torch.float32)
     first = inside(model, start=0.0)

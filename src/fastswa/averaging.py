@@ -1,6 +1,6 @@
 """Averages of any nn.Module's weights along training: SWA, fast-SWA, EMA; and fresh batch-norm statistics.
 
-Knows nothing of the rest of the package. An update is a few multi-tensor kernels with a weight known on
+Knows nothing of the rest of the package but a kernel. An update is a few multi-tensor kernels with a weight known on
 the host, so it never waits for the device. An average of every step can be made part of the step itself.
 """
 
@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from fastswa import kernels
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -163,6 +165,11 @@ class AveragedWeights:
             self._count += 1
             self._stale = True
 
+    @property
+    def at_once(self) -> bool:
+        """Whether `take` is one launch: on a GPU, of 32-bit weights."""
+        return kernels.averageable(list(self._source.parameters()), self._means)
+
     @torch.no_grad()
     def take(self) -> None:
         """Take the model's present weights in if that is expected, reading and writing device tensors alone.
@@ -170,11 +177,21 @@ class AveragedWeights:
         mean += (weights - mean) / n, where the true mean is `mean + lost`: `lost` is what was too small for the last
         digit of `mean`, and comes back when there is enough of it.
         """
+        parameters: list[Tensor] = list(self._source.parameters())
+        # Compiled code fuses the operations below itself, and cannot look up addresses.
+        if not torch.compiler.is_compiling() and kernels.averageable(parameters, self._means):
+            from fastswa.kernels.average import take_in
+
+            least = 0.0 if self.decay is None else 1.0 - self.decay
+            take_in(parameters, self._means, self._lost, self._open, self._taken, least)
+            return
         self._taken.add_(self._open)
         weight = self._open[0] / self._taken[0].clamp(min=1.0)
         if self.decay is not None:
             weight = torch.maximum(weight, self._open[0] * (1.0 - self.decay))
-        current = [p.detach().to(mean.dtype) for p, mean in zip(self._source.parameters(), self._means, strict=True)]
+        # The first iterate is taken as it is: what the mean held before would leave its rounding.
+        torch._foreach_mul_(self._means, 1.0 - self._open[0] * (self._taken[0] <= 1.0))
+        current = [p.detach().to(mean.dtype) for p, mean in zip(parameters, self._means, strict=True)]
         change = list(torch._foreach_sub(current, self._means))
         if not self._lost:
             torch._foreach_mul_(change, weight)

@@ -41,6 +41,27 @@ def movable(parameters: Sequence[Tensor]) -> bool:
     return _TRITON and all(p.is_cuda and p.dtype == torch.float32 for p in parameters)
 
 
+def averageable(parameters: Sequence[Tensor], means: Sequence[Tensor]) -> bool:
+    """Whether kernels.average takes parameters into these means: on one GPU, in 32 bits, dense and laid out alike."""
+    return (
+        _TRITON
+        and len(parameters) > 0
+        and all(
+            p.is_cuda
+            and p.device == mean.device == parameters[0].device
+            and p.dtype == mean.dtype == torch.float32
+            and (p.is_contiguous() or (p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last)))
+            and _steps(p) == _steps(mean)
+            for p, mean in zip(parameters, means, strict=True)
+        )
+    )
+
+
+def _steps(tensor: Tensor) -> list[int]:
+    """The strides that mean something."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
 def fusable(x: Tensor, pool: bool = False) -> bool:
     """Whether kernels.norm takes x (N, C, H, W): on a GPU, at most 32 bits, channels last and in sixteens."""
     channels, height, width = x.shape[1:]

@@ -128,7 +128,7 @@ def launcher(step: Step, compute: Compute) -> Callable[[], None]:
         step.losses = torch.compile(step.losses, options=_NOT_REUSED)  # type: ignore[method-assign]
         if not step.state.optimiser.moves_teacher:
             step.update = torch.compile(step.update)  # type: ignore[method-assign]
-        if any(average.inside for average in step.state.averages.values()):
+        if any(average.inside and not average.at_once for average in step.state.averages.values()):
             step.average = torch.compile(step.average)  # type: ignore[method-assign]
     if not compute.captures:
         return step
