@@ -1,8 +1,8 @@
 """python benchmarks/engine.py [--device cuda] [--engine graph] [--json]: where a run's time goes beside its steps.
 
-The start with its parts, the edges of an epoch and their share of the time, several runs at once, and an epoch's cost
-against the number of unlabelled images; CIFAR-10 shapes, Mean Teacher with the 13-layer CNN, random images.
-`fastswa bench` times the steps themselves.
+The start with its parts, the edges of an epoch and their share of the time, an average of every step, several runs at
+once, and an epoch's cost against the number of unlabelled images; CIFAR-10 shapes, Mean Teacher with the 13-layer CNN,
+random images. `fastswa bench` times the steps themselves.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -105,6 +106,20 @@ def share(found: dict[str, float], epoch: float) -> float:
     return edge / (EVERY * epoch + edge)
 
 
+def every_step(config: Config, plain: Run, compute: Compute) -> dict[str, float]:
+    """What fast-SWA of every step adds to a step that has averages of epochs alone, the two timed in turn."""
+    often = config.averaging["fast_swa"].model_copy(update={"every": 0.0, "start": 0.0})
+    averaging = {**config.averaging, "every_step": often}
+    averaged = make_run(config.model_copy(update={"averaging": averaging}), plain.material, compute)
+    averaged.state.averages["every_step"].expect(0.0)
+    found: dict[str, list[float]] = {"without": [], "with": []}
+    for _ in range(4):
+        for name, run in (("without", plain), ("with", averaged)):
+            found[name].append(time_steps(run.one, compute, 0.5))
+    ms = {name: statistics.median(each) for name, each in found.items()}
+    return {"ms without": ms["without"], "ms with": ms["with"], "share": ms["with"] / ms["without"] - 1}
+
+
 def together(runs: list[Run], compute: Compute) -> dict[int, float]:
     """Milliseconds per step and run with one, two, … runs, each on a stream of its own."""
     streams = [torch.cuda.Stream() for _ in runs]
@@ -151,6 +166,9 @@ def main() -> None:
         report["edges' share of the time"] = round(share(found, ms * material.plan.steps / 1e3), 4)
         if compute.device.type == "cuda":
             report["memory of one run, MiB"] = round(torch.cuda.max_memory_allocated() / 2**20)
+            report["every-step average, share of a step"] = {
+                name: round(value, 4) for name, value in every_step(config, runs[0], compute).items()
+            }
             while len(runs) < options.runs:
                 seeded = config.model_copy(update={"seed": len(runs)})
                 name = f"start of run {len(runs) + 1}, s"
