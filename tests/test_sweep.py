@@ -181,7 +181,7 @@ def test_several_take_turns(home: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(runs, "Lanes", Turns)
     ended, _ = sweep(home, cells_of(home, methods=["mean-teacher", "pi"]), together=3)
-    assert [(cell.row.name, cell.seed, cell.status) for cell in ended] == [
+    assert [(cell.run.name, cell.seed, cell.status) for cell in ended] == [
         *((MT, 3, "done"), (MT, 4, "done"), (PI, 3, "done"), (PI, 4, "done"))
     ]
     together = [
@@ -246,13 +246,15 @@ def test_a_record_names_no_place_of_its_machine(home: Path) -> None:
     run = home / "runs" / MT / "seed-3"
     config = run / "config.toml"
     config.write_text(config.read_text().replace('source = "digits"', f'source = "{home}/mine.npz"'))
+    config.write_text(config.read_text().replace("[data]", f'[data]\ntarget = "{home}/theirs.npz"'))
     assert str(home) not in json.dumps(record(run))
-    assert record(run)["config"]["data"]["source"] == "mine.npz"
+    data = record(run)["config"]["data"]
+    assert (data["source"], data["target"]) == ("mine.npz", "theirs.npz")
 
 
 def test_rows_come_in_the_order_asked_for(home: Path) -> None:
     cells = cells_of(home, seeds=(3,), labels=[4000, 1000], methods=["pi", "mean-teacher"])
-    assert [cell.row.name.removeprefix("cifar10-cnn-") for cell in cells] == [
+    assert [cell.run.name.removeprefix("cifar10-cnn-") for cell in cells] == [
         *("pi-4k", "mean-teacher-4k", "pi-1k", "mean-teacher-1k")
     ]
 
@@ -262,15 +264,19 @@ def test_rows_come_in_the_order_asked_for(home: Path) -> None:
     [
         ([], "name a table; there are: cifar10-cnn, cifar10-shake-short"),
         (["cifar10-cn"], "no runs belong to a table 'cifar10-cn'; did you mean cifar10-cnn?"),
-        (["soa"], "no runs belong to a table 'soa'"),
+        (["paired"], "no runs belong to a table 'paired'; there are: averaging-often, cifar10-cnn"),
         (["cifar10-cnn", "--methods", "pie"], "cifar10-cnn has no runs of 'pie'; did you mean pi?"),
         (["cifar10-cnn", "--methods", "vada"], "cifar10-cnn has no runs of 'vada'; did you mean vadd?"),
         (["cifar10-cnn", "--labels", "3000"], "cifar10-cnn has no row with 3000 labels; there are: 1000, 2000"),
-        (["cifar10-cnn", "--labels", "10000", "--methods", "vat"], "has no row with these labels and methods together"),
+        (["cifar10-cnn", "--labels", "10000", "--methods", "vat"], "has no run with these labels, methods and recipes"),
         (["cifar10-cnn", "--seeds", "3,3"], "--seeds: a seed is named twice."),
         (["cifar10-cnn", "--optimiser.lr", "1"], "optimiser.lr would make other runs than the table's"),
         (["cifar10-cnn", "--together", "0"], "--together: '0' is not a number above zero."),
-        (["averaging-often", "--labels", "4000"], "averaging-often is one recipe; leave labels and methods out."),
+        (["averaging-often", "--labels", "4000"], "averaging-often is one recipe; leave labels, methods and recipes"),
+        (
+            ["cifar10-cnn", "--recipes", "cifar10-cnn-pi-3k"],
+            "no recipe 'cifar10-cnn-pi-3k'; did you mean cifar10-cnn-pi",
+        ),
     ],
 )
 def test_wrong_requests_are_refused(home: Path, command: Command, words: list[str], sentence: str) -> None:
@@ -286,10 +292,10 @@ def test_rows_whose_extra_images_are_not_there_are_left_out(home: Path, monkeypa
     monkeypatch.setattr(Row, "layer", lambda row: merge(plain(row), extra if row.extra else {}))
     options = {"labels": [50000], "methods": ["pi"], "out": home / "runs", "results": home / "results"}
     cells = plan_sweep("cifar100-cnn", seeds=(3,), **options)  # type: ignore[arg-type]
-    assert [(cell.row.extra, cell.status, cell.note) for cell in cells] == [
-        ("", "missing", ""),
-        ("tiny-500k", "unavailable", "needs tiny_images.bin, which is not there"),
-        ("tiny-237k", "unavailable", "needs tiny_images.bin, which is not there"),
+    assert [(cell.run.name, cell.status, cell.note) for cell in cells] == [
+        ("cifar100-cnn-pi-50k", "missing", ""),
+        ("cifar100-cnn-pi-50k-tiny-500k", "unavailable", "needs tiny_images.bin, which is not there"),
+        ("cifar100-cnn-pi-50k-tiny-237k", "unavailable", "needs tiny_images.bin, which is not there"),
     ]
     ended, _ = sweep(home, cells)
     assert [cell.status for cell in ended] == ["done", "unavailable", "unavailable"]

@@ -22,7 +22,7 @@ def record(run: Path) -> dict[str, Any]:
     settings = to_dict(config)
     settings["data"].pop("root", None)
     for section, name in (
-        *(("data", "source"), ("data", "extra"), ("data", "extra_file")),
+        *(("data", "source"), ("data", "target"), ("data", "extra"), ("data", "extra_file")),
         *(("split", "file"), ("start", "run"), ("start", "weights")),
     ):
         if name in settings[section]:

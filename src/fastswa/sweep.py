@@ -1,6 +1,6 @@
 """The runs behind a table: which of them are missing, and how they are trained, several at a time.
 
-A cell is one row of the table with one seed. It is done when a file of results/ has it to the epoch that is wanted;
+A cell is one of the table's runs with one seed. It is done when a file of results/ has it to the epoch that is wanted;
 else its run folder is gone on with, or made.
 """
 
@@ -21,9 +21,8 @@ from fastswa.errors import FastswaError, RequestError
 from fastswa.layers import build_config, merge
 from fastswa.registry import nearest
 from fastswa.results import keep_record
-from fastswa.tables.measured import Result, by_row, differences, load_results
-from fastswa.tables.often import ROW as OFTEN
-from fastswa.tables.rows import TABLES, Row, all_rows
+from fastswa.tables.measured import Result, differences, load_results, of_layer
+from fastswa.tables.runs import TableRun, runs_of, swept_tables
 from fastswa.training.device import choose_compute
 from fastswa.training.folder import RunFolder
 from fastswa.training.loop import Watcher
@@ -32,14 +31,15 @@ from fastswa.training.seeds import seed_folder
 
 SEEDS = (10, 11, 12)
 TOGETHER = {"cuda": 3, "cpu": 1}
+_LISTED = "--dry-run lists them all."
 Status = Literal["done", "missing", "begun", "unavailable", "failed", "stopped"]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A row with a seed: its settings, the folder of its run, and how it stands; `note` says more."""
+    """A run with a seed: its settings, the folder it is trained in, and how it stands; `note` says more."""
 
-    row: Row
+    run: TableRun
     config: Config
     path: Path
     status: Status
@@ -52,7 +52,7 @@ class Cell:
     @property
     def name(self) -> str:
         """As its file in results/ is called."""
-        return f"{self.row.name}-seed-{self.seed}"
+        return f"{self.run.name}-seed-{self.seed}"
 
     @property
     def epochs(self) -> int:
@@ -61,7 +61,8 @@ class Cell:
     def facts(self) -> dict[str, Any]:
         """For programs."""
         return {
-            "recipe": self.row.name,
+            "recipe": self.run.recipe,
+            "method": self.run.method,
             "seed": self.seed,
             "epochs": self.epochs,
             "run": str(self.path),
@@ -70,16 +71,12 @@ class Cell:
         }
 
 
-def sweep_tables() -> list[str]:
-    """The tables that have runs of their own."""
-    return [*TABLES, "averaging-often"]
-
-
 def plan_sweep(
     table: str,
     *,
     labels: Sequence[int] = (),
     methods: Sequence[str] = (),
+    recipes: Sequence[str] = (),
     seeds: Sequence[int] = SEEDS,
     out: Path = Path("runs/sweep"),
     results: Path = Path("results"),
@@ -92,55 +89,67 @@ def plan_sweep(
             raise RequestError(f"{name} would make other runs than the table's; a sweep takes {', '.join(RESUMABLE)}.")
     if len(set(seeds)) != len(seeds):
         raise RequestError("--seeds: a seed is named twice.")
-    measured = by_row(load_results(results if results.is_dir() else None))
-    return [
-        _cell(row, seed, measured.get(row.name, ()), out, changes)
-        for row in _rows(table, labels, methods)
-        for seed in seeds
-    ]
+    kept = load_results(results if results.is_dir() else None)
+    cells = []
+    for run in _chosen(table, labels, methods, recipes):
+        own = of_layer(kept, run.layer, averages=run.whole)
+        cells += [_cell(run, seed, own, out, changes) for seed in seeds]
+    return cells
 
 
-def _rows(table: str, labels: Sequence[int], methods: Sequence[str]) -> list[Row]:
-    if table not in sweep_tables():
-        raise RequestError(f"no runs belong to a table '{table}'; {nearest(table, sweep_tables())}")
-    if table not in TABLES:
-        if labels or methods:
-            raise RequestError(f"{table} is one recipe; leave labels and methods out.")
-        return [all_rows()[OFTEN]]
-    rows = [row for row in all_rows().values() if row.table == table and not row.variant]
+def _chosen(table: str, labels: Sequence[int], methods: Sequence[str], recipes: Sequence[str]) -> list[TableRun]:
+    """The table's runs with these labels, methods and recipes; all that are not given are meant."""
+    if table not in swept_tables():
+        raise RequestError(f"no runs belong to a table '{table}'; {nearest(table, swept_tables())}")
+    offered = runs_of(table)
+    if len(offered) == 1 and (labels or methods or recipes):
+        raise RequestError(f"{table} is one recipe; leave labels, methods and recipes out.")
     for method in methods:
-        if method not in (known := {row.method for row in rows}):
+        if method not in (known := {run.method for run in offered}):
             raise RequestError(f"{table} has no runs of '{method}'; {nearest(method, known)}")
+    for recipe in recipes:
+        if recipe not in (names := {run.recipe for run in offered}):
+            raise RequestError(f"{table} has no recipe '{recipe}'; {nearest(recipe, names, _LISTED)}")
+    counts = sorted({run.labels for run in offered if run.labels is not None})
+    if labels and not counts:
+        raise RequestError(f"{table} does not tell runs apart by their labels; leave --labels out.")
     for count in labels:
-        if count not in (counts := sorted({row.labels for row in rows})):
+        if count not in counts:
             raise RequestError(f"{table} has no row with {count} labels; there are: {', '.join(map(str, counts))}.")
-    found = [row for row in rows if (not labels or row.labels in labels) and (not methods or row.method in methods)]
+    found = [
+        run
+        for run in offered
+        if (not labels or run.labels in labels)
+        and (run.method in methods if methods else not run.varied)
+        and (not recipes or run.recipe in recipes)
+    ]
     if not found:
-        raise RequestError(f"{table} has no row with these labels and methods together.")
+        raise RequestError(f"{table} has no run with these labels, methods and recipes together.")
     # In the order asked for: what stands first is there first if time runs out.
     return sorted(
         found,
-        key=lambda row: (
-            labels.index(row.labels) if labels else 0,
-            methods.index(row.method) if methods else 0,
+        key=lambda run: (
+            labels.index(run.labels) if labels and run.labels is not None else 0,
+            methods.index(run.method) if methods else 0,
+            recipes.index(run.recipe) if recipes else 0,
         ),
     )
 
 
-def _cell(row: Row, seed: int, results: Iterable[Result], out: Path, changes: Mapping[str, Any]) -> Cell:
-    config = build_config(row.layer(), merge(changes, {"seed": seed}))
-    path = seed_folder(out / row.name, seed)
+def _cell(run: TableRun, seed: int, results: Iterable[Result], out: Path, changes: Mapping[str, Any]) -> Cell:
+    config = build_config(run.layer, merge(changes, {"seed": seed}))
+    path = seed_folder(out / run.name, seed)
     wanted = config.schedule.epochs
     done = [result for result in results if result.seed == seed and result.epochs >= wanted]
     if done:
-        return Cell(row, config, path, "done", done[0].file)
+        return Cell(run, config, path, "done", done[0].file)
     if config.data.extra is not None and not place(config.data.extra, Path(config.data.root)).exists():
-        return Cell(row, config, path, "unavailable", f"needs {config.data.extra}, which is not there")
+        return Cell(run, config, path, "unavailable", f"needs {config.data.extra}, which is not there")
     if not (path / "config.toml").exists():
-        return Cell(row, config, path, "missing")
+        return Cell(run, config, path, "missing")
     metrics = RunFolder(path).metrics()
     reached = metrics[-1]["epoch"] if metrics else 0
-    return Cell(row, config, path, "begun", f"at epoch {reached} of {wanted}")
+    return Cell(run, config, path, "begun", f"at epoch {reached} of {wanted}")
 
 
 def at_once(cells: Sequence[Cell]) -> int:
@@ -218,7 +227,7 @@ class Sweep:
             self._end(cell, "done", kept.name)
 
     def _end(self, cell: Cell, status: Status, note: str) -> None:
-        self.ended[cell.name] = Cell(cell.row, cell.config, cell.path, status, note)
+        self.ended[cell.name] = Cell(cell.run, cell.config, cell.path, status, note)
 
 
 @dataclass(frozen=True)
@@ -230,10 +239,10 @@ class _Continued(OldRun):
     def settings(self) -> Config:
         assert self.cell is not None
         config = RunFolder.open(self.path).config()
-        unlike = differences(config, self.cell.row)
+        unlike = differences(config, self.cell.run.layer)
         if unlike or config.seed != self.cell.seed:
             raise RequestError(
-                f"{self.path} holds another run than {self.cell.row.name} with seed {self.cell.seed} "
+                f"{self.path} holds another run than {self.cell.run.name} with seed {self.cell.seed} "
                 f"({', '.join(sorted(unlike)) or 'its seed'}); move it away."
             )
         wanted = max(config.schedule.epochs, self.cell.epochs)
@@ -249,7 +258,7 @@ def _groups(cells: Sequence[Cell], size: int) -> Iterator[list[Cell]]:
 def _now(cell: Cell) -> Cell:
     """A cell whose run may have been begun meanwhile."""
     begun = (cell.path / "config.toml").exists()
-    return Cell(cell.row, cell.config, cell.path, "begun" if begun else "missing")
+    return Cell(cell.run, cell.config, cell.path, "begun" if begun else "missing")
 
 
 def _sentence(error: Exception) -> str:

@@ -19,6 +19,7 @@ from fastswa.layers import build_config
 from fastswa.tables.measured import Measured, Result, of_layer, pooled
 from fastswa.tables.published import Published, published
 from fastswa.tables.rows import GENERATED
+from fastswa.tables.runs import TableRun
 from fastswa.tables.table import NOT_MEASURED, Sheet, our_record, our_text, rounded, short_source, signed
 
 TABLE = "domain-adaptation"
@@ -131,6 +132,11 @@ def domain_runs() -> dict[str, DomainRun]:
 def domain_files() -> dict[str, str]:
     """The text of every recipe by its file's name."""
     return {f"{run.name}.toml": run.toml() for run in domain_runs().values()}
+
+
+def table_runs() -> list[TableRun]:
+    """What a sweep trains: a pair's source is labelled whole, so that no number of labels tells runs apart."""
+    return [TableRun(run.name, run.method, None, run.layer()) for run in domain_runs().values()]
 
 
 def _average(cell: Published) -> str:

@@ -18,6 +18,7 @@ from fastswa.layers import Layer, build_config, merge, recipe_layer
 from fastswa.tables.measured import Measured, Result, of_layer, pooled
 from fastswa.tables.published import Published, all_published
 from fastswa.tables.rows import TABLES, figure
+from fastswa.tables.runs import TableRun
 from fastswa.tables.table import NETWORKS, NOT_MEASURED, Sheet, our_record, our_text
 
 RECIPES = (
@@ -126,6 +127,16 @@ def _variants(recipe: str) -> Iterator[Run]:
     for method, model in sorted(every, key=lambda pair: pair != own):
         changed = merge(layer, {"method": {"name": method}, "model": {"name": model}})
         yield Run(recipe, changed, build_config(changed))
+
+
+def table_runs() -> list[TableRun]:
+    """What a sweep trains: the recipes, and each with the other methods on its own network."""
+    own = {recipe: recipe_layer(recipe)["model"]["name"] for recipe in RECIPES}
+    return [
+        TableRun(run.recipe, run.config.method.name, run.setting[1], run.layer, varied=run.varied)
+        for run in frontier_runs()
+        if run.config.model.name == own[run.recipe]
+    ]
 
 
 def frontier(results: Sequence[Result]) -> Sheet:

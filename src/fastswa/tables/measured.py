@@ -99,7 +99,7 @@ def by_row(results: Sequence[Result]) -> dict[str, list[Result]]:
     for result in results:
         ours = _compared(result.config)
         for name, row in all_rows().items():
-            if not _unlike(ours, name) and _has_averages(result, row):
+            if not _differing(ours, *_recipe_settings(name)) and _has_averages(result, row):
                 grouped[name].append(result)
     return dict(grouped)
 
@@ -116,19 +116,22 @@ def recipe_config(name: str) -> Config:
     return build_config(all_rows()[name].layer())
 
 
-def differences(config: Config, row: Row) -> set[str]:
-    """The settings in which a run is another than the row's (seeds and the resumable ones excepted)."""
-    return _unlike(_compared(config), row.name)
+def differences(config: Config, layer: Mapping[str, Any]) -> set[str]:
+    """The settings in which a run is another than that of `layer` (seeds and the resumable ones excepted)."""
+    return _differing(_compared(config), *_settings(layer))
 
 
-def of_layer(results: Sequence[Result], layer: Mapping[str, Any]) -> list[Result]:
-    """The results whose settings are those of `layer`, but for seeds, averages and what a resume may change."""
-    theirs = _compared(build_config(dict(layer))), frozenset(_flat(layer))
-    return [result for result in results if not _differing(_compared(result.config), *theirs)]
+def of_layer(results: Sequence[Result], layer: Mapping[str, Any], *, averages: bool = False) -> list[Result]:
+    """The results whose settings are those of `layer`, but for seeds, averages and what a resume may change.
 
-
-def _unlike(ours: Mapping[str, Any], recipe: str) -> set[str]:
-    return _differing(ours, *_recipe_settings(recipe))
+    With `averages` only those that have every average of `layer`, whatever else they have.
+    """
+    theirs = _settings(layer)
+    found = [result for result in results if not _differing(_compared(result.config), *theirs)]
+    if not averages:
+        return found
+    wanted = build_config(dict(layer)).averaging.values()
+    return [result for result in found if all(average in result.config.averaging.values() for average in wanted)]
 
 
 def _differing(ours: Mapping[str, Any], theirs: Mapping[str, Any], stated: frozenset[str]) -> set[str]:
@@ -144,8 +147,12 @@ def _differing(ours: Mapping[str, Any], theirs: Mapping[str, Any], stated: froze
 
 @cache
 def _recipe_settings(name: str) -> tuple[dict[str, Any], frozenset[str]]:
-    """What is compared of a recipe, and which settings it states itself."""
-    return _compared(recipe_config(name)), frozenset(_flat(all_rows()[name].layer()))
+    return _settings(all_rows()[name].layer())
+
+
+def _settings(layer: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[str]]:
+    """What is compared of a run, and which settings its description states itself."""
+    return _compared(build_config(dict(layer))), frozenset(_flat(layer))
 
 
 def _compared(config: Config) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from fastswa.tables.figures import (
     whole_runs,
 )
 from fastswa.tables.measured import Measured, Result, by_row, pooled, recipe_config
-from fastswa.tables.rows import Row
+from fastswa.tables.rows import Row, all_rows
+from fastswa.tables.runs import TableRun, run_of
 from fastswa.tables.table import NOT_MEASURED, Sheet, our_record, our_text, rounded, signed
 
 ROW = "cifar10-cnn-mean-teacher-often-4k"
@@ -50,6 +51,11 @@ def _named(results: Sequence[Result], average: AverageConfig) -> list[tuple[Resu
         (result, next((name for name, one in result.config.averaging.items() if one == average), None))
         for result in results
     ]
+
+
+def often_runs() -> list[TableRun]:
+    """The one run that all its averages are of."""
+    return [run_of(all_rows()[ROW])]
 
 
 def often(results: Sequence[Result]) -> Sheet:

@@ -8,6 +8,8 @@ from typing import Any
 
 from fastswa.tables.measured import Measured, Result
 from fastswa.tables.published import Published, all_published
+from fastswa.tables.rows import row_of
+from fastswa.tables.runs import TableRun, run_of
 from fastswa.tables.table import Line, Sheet, lines, mark, our_record, our_text, rounded, short_source, signed
 
 
@@ -61,6 +63,11 @@ _GROUPS = {
     "cifar10-shake-long": "CIFAR-10 shake",
     "cifar100-shake-short": "CIFAR-100 shake",
 }
+
+
+def soa_runs() -> list[TableRun]:
+    """The runs of the paper's cells in the summary."""
+    return [run_of(row) for entry in ENTRIES if (row := row_of(entry.paper)) is not None]
 
 
 def _cell(

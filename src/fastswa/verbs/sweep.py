@@ -17,16 +17,18 @@ def run(arguments: Arguments) -> int:
     from fastswa.console import ConsoleWatcher, say
     from fastswa.errors import RequestError
     from fastswa.layers import flag_layer
-    from fastswa.sweep import SEEDS, Sweep, at_once, plan_sweep, sweep_tables
+    from fastswa.sweep import SEEDS, Sweep, at_once, plan_sweep
+    from fastswa.tables.runs import swept_tables
 
     if not arguments.targets:
-        raise RequestError(f"name a table; there are: {', '.join(sweep_tables())}.")
+        raise RequestError(f"name a table; there are: {', '.join(swept_tables())}.")
     changes = flag_layer(arguments.settings, arguments.verb.options)
     results = Path(arguments.options.get("--results", "results"))
     cells = plan_sweep(
         arguments.target("table"),
         labels=arguments.wholes("--labels"),
         methods=arguments.words("--methods"),
+        recipes=arguments.words("--recipes"),
         seeds=arguments.wholes("--seeds") or SEEDS,
         out=Path(arguments.options.get("--out", "runs/sweep")),
         results=results,
@@ -42,7 +44,7 @@ def run(arguments: Arguments) -> int:
             results,
             together,
             changes,
-            watch=lambda cell: watcher.lane(f"{cell.row.name} seed {cell.seed}", f"{cell.name}  "),
+            watch=lambda cell: watcher.lane(f"{cell.run.name} seed {cell.seed}", f"{cell.name}  "),
             stopping=watcher.should_stop,
             say=say,
         )
@@ -58,11 +60,12 @@ def _print(cells: list[Cell], as_json: bool) -> None:
     if as_json:
         print(json.dumps([cell.facts() for cell in cells]))
         return
-    width = max(len(cell.row.name) for cell in cells)
+    width = max(len(cell.run.name) for cell in cells)
     for cell in cells:
-        print(f"{cell.row.name:<{width}}  seed {cell.seed:<4} {cell.status:<11} {cell.note}".rstrip())
+        print(f"{cell.run.name:<{width}}  seed {cell.seed:<4} {cell.status:<11} {cell.note}".rstrip())
     counts = Counter(cell.status for cell in cells)
-    print(f"{len(cells)} runs: " + ", ".join(f"{count} {status}" for status, count in counts.items()))
+    said = ", ".join(f"{count} {status}" for status, count in counts.items())
+    print(f"{len(cells)} {'run' if len(cells) == 1 else 'runs'}: {said}")
 
 
 VERB = Verb(
@@ -72,6 +75,7 @@ VERB = Verb(
     {
         "--labels": True,
         "--methods": True,
+        "--recipes": True,
         "--seeds": True,
         "--together": True,
         "--out": True,
@@ -82,7 +86,9 @@ VERB = Verb(
     },
     settings="resumable",
     details=(
-        "TABLE: a table of `fastswa table` with runs of its own, or averaging-often. --seeds: 10,11,12 if not given.\n"
+        "TABLE: any that `fastswa table` shows but paired, which is made of frontier's runs. --labels, --methods and\n"
+        "--recipes choose among its runs (frontier: flexmatch and freematch only where --methods names them).\n"
+        "--seeds: 10,11,12 if not given.\n"
         "Done is what --results FOLDER (results) has to the recipe's last epoch, or to --epochs N. Run folders lie in\n"
         "--out FOLDER (runs/sweep); what is begun there is gone on with, and a run that fails stops no other.\n"
         "--together N trains N at once (3 on a GPU, 1 on the CPU); --dry-run only says how each run stands;\n"

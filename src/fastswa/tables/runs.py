@@ -1,0 +1,56 @@
+"""The runs behind each table, as `fastswa sweep` trains them: every table that is made of recipes offers its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fastswa.layers import Layer
+from fastswa.registry import resolve
+from fastswa.tables.rows import TABLES, Row, all_rows
+
+OTHERS = {
+    "soa": "fastswa.tables.soa:soa_runs",
+    "averaging-often": "fastswa.tables.often:often_runs",
+    "domain-adaptation": "fastswa.tables.domains:table_runs",
+    "frontier": "fastswa.tables.frontier:table_runs",
+}
+
+
+@dataclass(frozen=True)
+class TableRun:
+    """A recipe behind a table and its settings; `labels` is None where the table does not tell rows apart by them.
+
+    `varied` marks the recipe with another method than its own, which is trained only where that method is asked for;
+    `whole` a run that the table needs with every average that it names.
+    """
+
+    recipe: str
+    method: str
+    labels: int | None
+    layer: Layer
+    varied: bool = False
+    whole: bool = False
+
+    @property
+    def name(self) -> str:
+        """As its folder and its file in results/ are called."""
+        return f"{self.recipe}-{self.method}" if self.varied else self.recipe
+
+
+def run_of(row: Row) -> TableRun:
+    """The run of a row of the CIFAR tables."""
+    return TableRun(row.name, row.method, row.labels, row.layer(), whole=bool(row.variant))
+
+
+def swept_tables() -> list[str]:
+    """The tables that have runs."""
+    return [*TABLES, *OTHERS]
+
+
+def runs_of(table: str) -> list[TableRun]:
+    """The runs behind one of these tables, in its order."""
+    if table in TABLES:
+        return [run_of(row) for row in all_rows().values() if row.table == table and not row.variant]
+    offer: Callable[[], list[TableRun]] = resolve("table", table, OTHERS)
+    return offer()
