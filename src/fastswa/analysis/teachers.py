@@ -1,12 +1,13 @@
 """EMA, SWA or nothing, as teacher and as what is evaluated (A.4), from what runs measured as they trained.
 
 "W-T" is the error of the weights W (the student, its EMA, an average) of a run whose teacher is T. Runs of the Pi model
-teach themselves (T none); Mean Teacher's are taught by the EMA, or by SWA with `--method.teacher swa`.
+teach themselves (T none); Mean Teacher's are taught by the EMA, or by SWA with `--method.teacher swa`. Averages are
+known by their kind, whatever a run calls them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,16 @@ from fastswa.analysis.subject import run_names
 from fastswa.config import Config
 from fastswa.console import shown
 from fastswa.errors import RequestError
-from fastswa.training.folder import RunFolder
+from fastswa.methods import method_class
+from fastswa.training.folder import RunFolder, preferred
 
 
 @dataclass(frozen=True)
 class Taught:
-    """A run's errors by network at `epoch`, and their excess over `reference`; `course` holds all epochs."""
+    """A run's errors by network at `epoch`, and their excess over `reference`; `course` holds all epochs.
+
+    `fast_swa` is the name of its fast-SWA, None where it has none.
+    """
 
     run: str
     method: str
@@ -36,13 +41,19 @@ class Taught:
     excess: dict[str, float]
     reference: str
     course: Course
+    fast_swa: str | None
 
 
 def teacher_of(config: Config) -> str:
     """Who teaches: EMA, SWA, or none besides the student itself."""
-    if config.method.name != "mean-teacher":
-        return "none"
-    return config.method.teacher.upper()
+    return config.method.teacher.upper() if method_class(config.method.name).has_teacher else "none"
+
+
+def fast_swa_of(config: Config, networks: Iterable[str]) -> str | None:
+    """The run's fast-SWA among some of its networks, the one to use first where there are several."""
+    kinds = {name: average.kind for name, average in config.averaging.items()}
+    own = [network for network in networks if kinds.get(network) == "fast-swa"]
+    return preferred(own, config.averaging)[0] if own else None
 
 
 def teachers(request: Request) -> list[Taught]:
@@ -70,6 +81,7 @@ def teachers(request: Request) -> list[Taught]:
             excess={network: error - least for network, error in own.items()},
             reference=reference,
             course=course,
+            fast_swa=fast_swa_of(config, course.error),
         )
         for (_, name, config, course), own in zip(found, errors, strict=True)
     ]
@@ -78,8 +90,9 @@ def teachers(request: Request) -> list[Taught]:
 def _reference(runs: Sequence[tuple[str, Config]], errors: Sequence[dict[str, float]]) -> tuple[str, float]:
     """What errors are compared with: fast-SWA of the Mean Teacher as in the paper, or the lowest of all."""
     for (name, config), own in zip(runs, errors, strict=True):
-        if teacher_of(config) == "EMA" and "fast_swa" in own:
-            return f"{name}: fast-SWA", own["fast_swa"]
+        network = fast_swa_of(config, own)
+        if network is not None and config.method.name == "mean-teacher" and teacher_of(config) == "EMA":
+            return f"{name}: {shown(network)}", own[network]
     least, name, network = min(
         (error, name, network) for (name, _), own in zip(runs, errors, strict=True) for network, error in own.items()
     )
@@ -125,8 +138,8 @@ def draw(result: Sequence[Taught]) -> Any:
             place += 1
         place += 0.7
         bars.bar(0, 0, color=shades[one.run], label=one.run)
-        for network, style in (("student", (0, (1, 1.5))), ("teacher", (0, (4, 2))), ("fast_swa", "solid")):
-            if network in one.course.error:
+        for network, style in (("student", (0, (1, 1.5))), ("teacher", (0, (4, 2))), (one.fast_swa, "solid")):
+            if network is not None and network in one.course.error:
                 series = one.course.error[network]
                 label = f"{one.run}: {shown(network)}"
                 courses.plot(one.course.epochs, series, color=shades[one.run], linestyle=style, label=label)
