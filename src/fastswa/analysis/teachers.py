@@ -138,9 +138,9 @@ def draw(result: Sequence[Taught]) -> Any:
             place += 1
         place += 0.7
         bars.bar(0, 0, color=shades[one.run], label=one.run)
-        for network, style in (("student", (0, (1, 1.5))), ("teacher", (0, (4, 2))), (one.fast_swa, "solid")):
-            if network is not None and network in one.course.error:
-                series = one.course.error[network]
+        styles: dict[str | None, Any] = {"student": (0, (1, 1.5)), "teacher": (0, (4, 2)), one.fast_swa: "solid"}
+        for network, series in one.course.error.items():
+            if style := styles.get(network):
                 label = f"{one.run}: {shown(network)}"
                 courses.plot(one.course.epochs, series, color=shades[one.run], linestyle=style, label=label)
     bars.axhline(0, color="#404040", linewidth=0.8)
