@@ -87,7 +87,9 @@ def images_for(source: str, root: str, facts: ModelFacts | None, model: str | No
     A run's are batched, augmented and split as it says; of others every label is for measuring where no test set is.
     """
     of_run = (Path(source) / "config.toml").is_file()
-    config = _config(source, root, facts, of_run).model_copy(update={"device": DeviceConfig(name=device)})
+    # In 32 bits everywhere: statistics that go into a file are the same wherever they are made.
+    computed = DeviceConfig(name=device, precision="fp32")
+    config = _config(source, root, facts, of_run).model_copy(update={"device": computed})
     dataset = load_data(config)
     compute = choose_compute(config.device)
     if facts is not None:

@@ -29,7 +29,7 @@ def run(arguments: Arguments) -> int:
         refuse_overwriting,
         write_predictions,
     )
-    from fastswa.training.device import choose_compute
+    from fastswa.training.device import choose_compute, settings_of
 
     out = Path(arguments.options["--out"]) if "--out" in arguments else None
     form = form_of(out) if out is not None else "jsonl" if "--json" in arguments else "csv"
@@ -37,8 +37,8 @@ def run(arguments: Arguments) -> int:
     top = arguments.whole("--top-k", 1) if "--top-k" in arguments else 0
     columns = Columns(top, every_class=not top or "--probabilities" in arguments)
     workers = arguments.whole("--workers", 1) if "--workers" in arguments else None
-    device = choose_compute(DeviceConfig(name=arguments.options.get("--device", "auto"))).device
-    model = load_model(Path(source), arguments.options.get("--network")).to(device)
+    compute = choose_compute(DeviceConfig(name=arguments.options.get("--device", "auto")))
+    model = load_model(Path(source), arguments.options.get("--network")).to(compute.device)
     inputs: list[Inputs] = []
     if targets:
         inputs, notes = find_inputs(targets, None if word is None else part_named(word))
@@ -47,7 +47,7 @@ def run(arguments: Arguments) -> int:
     elif word is not None:
         inputs = [part_of_run(Path(source), part_named(word, RUN_PARTS))]
     total = sum(map(len, inputs))
-    with progress_bar(shown=out is not None) as progress:
+    with settings_of(compute), progress_bar(shown=out is not None) as progress:
         rows = predicted(model, inputs, workers)
         summary = write_predictions(
             rows, model.classes, out, columns, form, lambda done: progress("predicting", done, total)
