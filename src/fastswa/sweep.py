@@ -89,7 +89,7 @@ def plan_sweep(
             raise RequestError(f"{name} would make other runs than the table's; a sweep takes {', '.join(RESUMABLE)}.")
     if len(set(seeds)) != len(seeds):
         raise RequestError("--seeds: a seed is named twice.")
-    kept = load_results(results if results.is_dir() else None)
+    kept = load_results(results if results.exists() else None)
     cells = []
     for run in _chosen(table, labels, methods, recipes):
         own = of_layer(kept, run.layer, averages=run.whole)

@@ -125,9 +125,13 @@ def test_the_command_shows_it(tmp_path: Path, command: Command) -> None:
     assert answer.code == 0
     (line,) = [line for line in answer.out.splitlines() if "4.50 (1)" in line]
     assert line.split()[-4:] == ["6.0", "min.,", "NVIDIA", "H200"]
-    refused = command("table", "frontier", "--labels", "40", "--results", tmp_path)
+    narrow = command("table", "frontier", "--labels", "40", "--results", tmp_path, "--json")
+    assert {cell["labels"] for cell in json.loads(narrow.out)["cells"]} == {40}
+    measured = command("table", "frontier", "--measured", "--methods", "fixmatch", "--results", tmp_path, "--json")
+    assert [cell["our_error"] for cell in json.loads(measured.out)["cells"]] == [4.8, 4.7, 4.5]
+    refused = command("table", "frontier", "--labels", "400", "--results", tmp_path)
     assert (refused.code, refused.out) == (2, "")
-    assert refused.err == "fastswa: frontier is shown whole; leave labels, methods and measured out.\n"
+    assert refused.err == "fastswa: frontier has no row with 400 labels; there are: 40, 250, 4000, 10000.\n"
 
 
 @pytest.mark.parametrize(("freedom", "value"), [(1, 12.7062), (2, 4.3027), (5, 2.5706), (9, 2.2622), (100, 1.9840)])

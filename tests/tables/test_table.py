@@ -102,8 +102,13 @@ def test_tables_can_be_narrowed(tmp_path: Path) -> None:
     assert len(narrow.rows) == 10
     with pytest.raises(RequestError, match=r"cifar10-cnn has no method 'pie'; did you mean pi\?"):
         table("cifar10-cnn", tmp_path, methods=["pie"])
-    with pytest.raises(RequestError, match="soa is shown whole; leave labels, methods and measured out"):
-        table("soa", tmp_path, labels=[4000])
+    summary = table("soa", tmp_path, labels=[4000])
+    assert [(record["table"], record["labels"]) for record in summary.records] == [
+        *(("cifar10-cnn", 4000), ("cifar10-shake-long", 4000))
+    ]
+    assert (len(summary.rows), len(summary.marks), len(summary.groups)) == (2, 2, 2)
+    with pytest.raises(RequestError, match="averaging-often does not tell rows apart by their labels; leave --labels"):
+        table("averaging-often", tmp_path, labels=[4000])
     with pytest.raises(RequestError, match="cifar10-cnn has no row with 3000 labels; there are: 1000, 2000, 4000"):
         table("cifar10-cnn", tmp_path, labels=[3000])
 

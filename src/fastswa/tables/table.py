@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,27 +137,44 @@ def table(
     # No folder of results is no error: the table then says what the paper found, and that nothing is measured.
     if name not in table_names():
         raise RequestError(f"unknown table '{name}'; {nearest(name, table_names())}")
+    found = load_results(results)
     if name in WHOLE:
-        if labels or methods or measured_only:
-            raise RequestError(f"{name} is shown whole; leave labels, methods and measured out.")
         make: Callable[[Sequence[Result]], Sheet] = resolve("table", name, WHOLE)
-        return make(load_results(results))
+        whole = make(found)
+    else:
+        whole = sheet(name, lines(name, found))
+    return narrowed(whole, labels, methods, measured_only)
+
+
+def narrowed(whole: Sheet, labels: Sequence[int], methods: Sequence[str], measured_only: bool) -> Sheet:
+    """A table's rows with these labels and methods, where some are given, and only the measured ones if so asked."""
+    counts, known = (
+        sorted({record[key] for record in whole.records if record.get(key) is not None}) for key in ("labels", "method")
+    )
+    for option, wanted, there in (("labels", labels, counts), ("methods", methods, known)):
+        if wanted and not there:
+            raise RequestError(f"{whole.name} does not tell rows apart by their {option}; leave --{option} out.")
     for method in methods:
-        known = {cell.method for cell in published(name)}
         if method not in known:
-            raise RequestError(f"{name} has no method '{method}'; {nearest(method, known)}")
+            raise RequestError(f"{whole.name} has no method '{method}'; {nearest(method, known)}")
     for count in labels:
-        counts = sorted({cell.labels for cell in published(name) if cell.labels is not None})
         if count not in counts:
-            raise RequestError(f"{name} has no row with {count} labels; there are: {', '.join(map(str, counts))}.")
+            listed = ", ".join(map(str, counts))
+            raise RequestError(f"{whole.name} has no row with {count} labels; there are: {listed}.")
     chosen = [
-        line
-        for line in lines(name, load_results(results))
-        if (not labels or line.cell.labels in labels)
-        and (not methods or line.cell.method in methods)
-        and (line.ours is not None or not measured_only)
+        place
+        for place, record in enumerate(whole.records)
+        if (not labels or record["labels"] in labels)
+        and (not methods or record["method"] in methods)
+        and (not measured_only or record["status"] == "measured")
     ]
-    return sheet(name, chosen)
+    return replace(
+        whole,
+        rows=[whole.rows[place] for place in chosen],
+        records=[whole.records[place] for place in chosen],
+        marks=[whole.marks[place] for place in chosen],
+        groups=[whole.groups[place] for place in chosen],
+    )
 
 
 def lines(name: str, results: Sequence[Result]) -> list[Line]:
