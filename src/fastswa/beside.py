@@ -42,10 +42,15 @@ def meet(device: torch.device) -> None:
         _used[device].clear()
 
 
+def wait(device: torch.device) -> None:
+    """Let this stream go on only after all that the second was given."""
+    torch.cuda.current_stream(device).wait_event(_done[device])
+
+
 @torch.library.custom_op("fastswa::join", mutates_args=())
 def join(made: Tensor, after: Tensor) -> Tensor:
     """`made` on the second stream, for use on this one: waits for it, at the point where `after` is computed."""
-    torch.cuda.current_stream(made.device).wait_event(_done[made.device])
+    wait(made.device)
     return made.clone()
 
 

@@ -243,7 +243,7 @@ def _time(source: str, dataset: Dataset) -> dict[str, Any]:
 
     config = with_data_defaults(build_config(own_data_layer(source)), dataset)
     compute = choose_compute(config.device)
-    if compute.engine == "compiled":
+    if compute.engine == "auto":
         compute = replace(compute, engine="graph")  # compiling takes longer than the answer is worth
     tested = len(dataset.test) if dataset.test is not None else 0
     with settings_of(compute, config.device.threads), TemporaryDirectory() as folder:

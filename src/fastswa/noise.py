@@ -105,6 +105,10 @@ class Noise:
 
     def uniform(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """Uniform in [0, 1): multiples of 2^-24, as float32 or float64."""
+        if kernels.launchable(self.words) and dtype == torch.float32:
+            from fastswa.kernels.draws import uniform
+
+            return uniform(self.words, list(self.constants(name)), math.prod(shape)).reshape(tuple(shape))
         return _shift(self.bits(name, shape), 8).to(dtype) * 2.0**-24
 
     def normal(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,4 +1,4 @@
-"""Views and dropout drawn by kernels, against the same numbers drawn by tensor operations on the CPU."""
+"""Numbers, views and dropout drawn by kernels, against the same numbers drawn by tensor operations on the CPU."""
 
 from __future__ import annotations
 
@@ -52,3 +52,9 @@ def test_a_view_is_the_same(channels: int, options: dict[str, float]) -> None:
         assert view.is_contiguous(memory_format=torch.channels_last)
         found.append(view.cpu())
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
+
+
+def test_uniform_numbers_are_the_same() -> None:
+    plain, drawn = (Noise(WORDS.to(device)).scope("student").uniform("mixing", (7, 300)) for device in ("cpu", "cuda"))
+    assert kernels.launchable(WORDS.cuda())
+    assert torch.equal(plain, drawn.cpu())

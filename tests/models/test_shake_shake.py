@@ -148,8 +148,8 @@ def test_block_in_evaluation_adds_the_skip_path_to_half_of_each_branch(inputs: i
         assert not any(name.startswith("skip") for name in state)
     expected = skip + 0.5 * branch(x, state, "branch1", stride) + 0.5 * branch(x, state, "branch2", stride)
     with torch.no_grad():
-        assert torch.allclose(block(x, F.relu(x), weights_of(block), noise_of())[0], expected, rtol=1e-10)
-        assert torch.allclose(block(x, F.relu(x), weights_of(block), None)[0], expected, rtol=1e-10)
+        assert torch.allclose(block(x, F.relu(x), F.relu(x), weights_of(block), noise_of())[0], expected, rtol=1e-10)
+        assert torch.allclose(block(x, F.relu(x), F.relu(x), weights_of(block), None)[0], expected, rtol=1e-10)
 
 
 def test_block_in_training_mixes_by_the_noises_numbers() -> None:
@@ -161,7 +161,7 @@ def test_block_in_training_mixes_by_the_noises_numbers() -> None:
     alpha, beta = (
         noise_of().uniform(f"block2/{side}", (4, 1, 1, 1), torch.float64) for side in ("forward", "backward")
     )
-    out = block(x, F.relu(x), weights_of(block), noise_of())[0]
+    out = block(x, F.relu(x), F.relu(x), weights_of(block), noise_of())[0]
     for name in ("branch1", "branch2"):
         convolved = F.conv2d(F.relu(x), state[f"{name}.conv1.weight"], padding=1)
         norm = getattr(block, name).norm1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +180,8 @@ def test_a_fork_takes_no_minutes(finished: Path, tmp_path: Path, command: Comman
 def test_a_short_time_is_not_spent_on_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny()
     assert Budget(1.0).started_soon(config) is config
-    gpu = Compute(torch.device("cuda"), "bf16", "compiled", False)
-    monkeypatch.setattr("fastswa.training.budget.choose_compute", lambda device: gpu)
+    gpu = Compute(torch.device("cuda"), "bf16", "auto", False)
+    monkeypatch.setattr("fastswa.training.budget.choose_compute", lambda device: replace(gpu, engine=device.engine))
     assert Budget(1.0).started_soon(config).device.engine == "graph"
     assert Budget(10.0).started_soon(config) is config
     asked_for = tiny({"device": {"engine": "compiled"}})

@@ -75,12 +75,16 @@ class Augment:
     def view(self, pixels: Tensor, index: Tensor, noise: Noise) -> Tensor:
         """A random view of pixels[index], (B, C, H, W); `index` is (B,) int64, `noise` is scoped by the view's name."""
         strongly = noise.name == "strong" or (noise.name == "student" and self.student == "strong")
-        if not (strongly or self.warp or self.standardise) and kernels.viewable(pixels, self.scale):
+        if not strongly and self.draws(pixels):
             return self._drawn(pixels, index, noise)
         images = self._strong(pixels, index, noise) if strongly else self._weak(pixels, index, noise)
         if self.noise:
             images = images + self.noise * noise.normal("gaussian", images.shape, images.dtype)
         return images
+
+    def draws(self, pixels: Tensor) -> bool:
+        """Whether a weak view is one launch."""
+        return not (self.warp or self.standardise) and kernels.viewable(pixels, self.scale)
 
     def _drawn(self, pixels: Tensor, index: Tensor, noise: Noise) -> Tensor:
         """The weak view in one launch."""

@@ -19,6 +19,11 @@ def gatherable(tensors: Sequence[Tensor]) -> bool:
     )
 
 
+def launchable(words: Tensor) -> bool:
+    """Whether kernels.draws draws with these words: on a GPU, and not where compiled code draws as well."""
+    return words.is_cuda and _TRITON and not torch.compiler.is_compiling()
+
+
 def drawable(x: Tensor, words: Tensor) -> bool:
     """Whether kernels.draws drops out x: on a GPU, at most 32 bits, dense in memory."""
     return (
@@ -34,6 +39,22 @@ def drawable(x: Tensor, words: Tensor) -> bool:
 def viewable(pixels: Tensor, scale: Tensor) -> bool:
     """Whether kernels.draws makes views of these images: on a GPU, for 32 bits."""
     return pixels.is_cuda and _TRITON and scale.dtype == torch.float32 and pixels.is_contiguous()
+
+
+def comparable(first: Tensor, second: Tensor, target: Tensor) -> bool:
+    """Whether kernels.losses compares these logits with this target: on a GPU, at most 32 bits, rows of their own.
+
+    The target must want no gradient, and the classes must fit into one program.
+    """
+    return (
+        first.is_cuda
+        and _TRITON
+        and all(x.dtype in (torch.bfloat16, torch.float16, torch.float32) and x.stride(1) == 1 for x in (first, second))
+        and target.dtype == torch.float32
+        and target.is_contiguous()
+        and not target.requires_grad
+        and first.shape[1] <= 1024
+    )
 
 
 def movable(parameters: Sequence[Tensor]) -> bool:

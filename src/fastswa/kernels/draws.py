@@ -1,4 +1,4 @@
-"""Views and dropout with the numbers of fastswa.noise, each in one pass.
+"""The numbers of fastswa.noise, and views and dropout made of them, each in one pass.
 
 Drawn one integer operation a kernel they are a third of a captured step. A purpose's constants are three integers, the
 step's two words lie on the device; `_bits` is `Noise.bits` at one position, and positions count as there: in the order
@@ -31,6 +31,12 @@ def _bits(position, words_ptr, offset, multiplier, key):
 @triton.jit
 def _uniform(position, words_ptr, offset, multiplier, key):
     return (_bits(position, words_ptr, offset, multiplier, key) >> 8).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit(do_not_specialize=["offset", "multiplier", "key"])
+def _uniform_kernel(out_ptr, words_ptr, offset, multiplier, key, size, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + place, _uniform(place, words_ptr, offset, multiplier, key), mask=place < size)
 
 
 @triton.jit(do_not_specialize=["offset", "multiplier", "key"])
@@ -92,6 +98,19 @@ def _view_kernel(
 def _last(x: Tensor) -> bool:
     """Whether x lies in memory with its channels last; its positions then do not count as its places do."""
     return x.dim() == 4 and not x.is_contiguous()
+
+
+@torch.library.custom_op("fastswa::uniform", mutates_args=())
+def uniform(words: Tensor, constants: list[int], size: int) -> Tensor:
+    """`Noise.uniform` of a purpose, in 32 bits: (size,)."""
+    out = torch.empty(size, dtype=torch.float32, device=words.device)
+    _uniform_kernel[(triton.cdiv(size, _BLOCK),)](out, words, *constants, size, BLOCK=_BLOCK, num_warps=4)
+    return out
+
+
+@uniform.register_fake
+def _(words: Tensor, constants: list[int], size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.float32, device=words.device)
 
 
 @torch.library.custom_op("fastswa::dropout", mutates_args=())

@@ -1,7 +1,8 @@
 """Where a Shake-Shake block's paths meet, in training: both batch norms applied, mixed and added in one pass.
 
 out = skip + a norm(x) + (1 - a) norm(y), the gradient being that of the same sum with b instead of a; a and b are one
-number per image. Backward one pass sums for both norms and one writes both gradients. Tensors are channels last.
+number per image. The sum's ReLU is given twice, for the two branches that read it: what they send back is then added up
+in the same pass that sums for both norms, and one more writes both gradients. Tensors are channels last.
 """
 
 from __future__ import annotations
@@ -39,11 +40,14 @@ def _join_kernel(
 
 @triton.jit
 def _sums_kernel(
-    d_ptr, x_ptr, y_ptr, b_ptr, partial_ptr, counter_ptr, total_ptr, x_mean_ptr, x_rstd_ptr, y_mean_ptr, y_rstd_ptr,
-    rows, pixels, C,
+    d_out_ptr, d_first_ptr, d_second_ptr, active_ptr, d_ptr, x_ptr, y_ptr, b_ptr, partial_ptr, counter_ptr, total_ptr,
+    x_mean_ptr, x_rstd_ptr, y_mean_ptr, y_rstd_ptr, rows, pixels, C,
     B: tl.constexpr, R: tl.constexpr, U: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """By channel, the sums of dx, dx xhat, dy and dy yhat; dx = b d and dy = (1 - b) d are the norms' gradients."""
+    """d, the sum's whole gradient: its own, and the two of its ReLU; by channel, sums of dx, dx xhat, dy and dy yhat.
+
+    dx = b d and dy = (1 - b) d are the norms' gradients.
+    """
     program, group, programs = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     column = group * B + tl.arange(0, B)
     x_mean, x_rstd = tl.load(x_mean_ptr + column)[None, :], tl.load(x_rstd_ptr + column)[None, :]
@@ -57,7 +61,13 @@ def _sums_kernel(
             row = start + part * R + tl.arange(0, R)
             inside = row[:, None] < rows
             place = row[:, None] * C + column[None, :]
-            d = tl.load(d_ptr + place, mask=inside, other=0.0).to(tl.float32)
+            d = tl.load(d_out_ptr + place, mask=inside, other=0.0).to(tl.float32)
+            back = tl.load(d_first_ptr + place, mask=inside, other=0.0).to(tl.float32)
+            back += tl.load(d_second_ptr + place, mask=inside, other=0.0).to(tl.float32)
+            d += tl.where(tl.load(active_ptr + place, mask=inside, other=0.0) > 0, back, 0.0)
+            rounded = d.to(d_ptr.dtype.element_ty)
+            tl.store(d_ptr + place, rounded, mask=inside)
+            d = rounded.to(tl.float32)
             dx = tl.load(b_ptr + row // pixels, mask=row < rows, other=0.0)[:, None] * d
             dy = d - dx
             first += dx
@@ -140,17 +150,27 @@ def _(x: Tensor, *others: object) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("fastswa::shake_join_backward", mutates_args=())
 def shake_join_backward(
-    d: Tensor, x: Tensor, y: Tensor, x_norm: list[Tensor], y_norm: list[Tensor], backward: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dx, dy, and (4, C): the gradients of x's bias and weight and of y's."""
+    d_out: Tensor,
+    d_first: Tensor,
+    d_second: Tensor,
+    active: Tensor,
+    x: Tensor,
+    y: Tensor,
+    x_norm: list[Tensor],
+    y_norm: list[Tensor],
+    backward: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of skip, x and y, and (4, C): those of x's bias and weight and of y's."""
     channels, pixels = x.shape[1], x.shape[2] * x.shape[3]
     rows = x.numel() // channels
-    d = d.contiguous(memory_format=torch.channels_last)
+    given = (each.contiguous(memory_format=torch.channels_last) for each in (d_out, d_first, d_second))
+    d = torch.empty_like(x)
     tiling = summing(rows, channels, unroll=2, warps=8, programs=2 * PROCESSORS)
     partial = torch.empty(tiling.groups * tiling.programs * 4 * tiling.B, dtype=torch.float32, device=x.device)
     total = torch.empty(4, channels, dtype=torch.float32, device=x.device)
     _sums_kernel[(tiling.programs, tiling.groups)](
-        d, x, y, backward, partial, counter(x.device, tiling.groups), total, *x_norm[:2], *y_norm[:2], rows, pixels,
+        *given, active, d, x, y, backward, partial, counter(x.device, tiling.groups), total,
+        *x_norm[:2], *y_norm[:2], rows, pixels,
         C=channels, B=tiling.B, R=tiling.R, U=tiling.U, P=tiling.warps * 8, num_warps=tiling.warps,
     )  # fmt: skip
     dx, dy = torch.empty_like(x), torch.empty_like(y)
@@ -159,17 +179,19 @@ def shake_join_backward(
         d, x, y, backward, dx, dy, total, *x_norm[:3], *y_norm[:3], rows, pixels,
         C=channels, B=tiling.B, R=tiling.R, num_warps=8,
     )  # fmt: skip
-    return dx, dy, total
+    return d, dx, dy, total
 
 
 @shake_join_backward.register_fake
-def _(d: Tensor, x: Tensor, y: Tensor, *others: object) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    d_out: Tensor, d_first: Tensor, d_second: Tensor, active: Tensor, x: Tensor, y: Tensor, *others: object
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     total = torch.empty(4, x.shape[1], dtype=torch.float32, device=x.device)
-    return torch.empty_like(x), torch.empty_like(y), total
+    return torch.empty_like(x), torch.empty_like(x), torch.empty_like(y), total
 
 
 class ShakeJoin(torch.autograd.Function):
-    """`shake_join` with the gradients of everything but the means, the deviations and the mixing numbers.
+    """`shake_join`, its ReLU twice, with the gradients of everything but means, deviations and mixing numbers.
 
     apply(x, y, skip, mean, rstd, weight, bias of x, the same of y, forward, backward)
     """
@@ -178,11 +200,12 @@ class ShakeJoin(torch.autograd.Function):
     def forward(ctx, x, y, skip, *others):  # type: ignore[no-untyped-def]
         out, active = shake_join(x, y, skip, list(others[:4]), list(others[4:8]), others[8], others[9])
         ctx.save_for_backward(x, y, active, *others)
-        return out, active
+        return out, active, active.detach()
 
     @staticmethod
-    def backward(ctx, d, d_active):  # type: ignore[no-untyped-def]
+    def backward(ctx, d_out, d_first, d_second):  # type: ignore[no-untyped-def]
         x, y, active, *others = ctx.saved_tensors
-        d = d + torch.where(active > 0, d_active, 0.0)
-        dx, dy, total = shake_join_backward(d, x, y, others[:4], others[4:8], others[9])
+        d, dx, dy, total = shake_join_backward(
+            d_out, d_first, d_second, active, x, y, others[:4], others[4:8], others[9]
+        )
         return dx, dy, d, None, None, total[1], total[0], None, None, total[3], total[2], None, None

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fastswa.methods.losses import classification, probabilities
+from fastswa.methods.losses import probabilities
 from fastswa.methods.method import Batch, Method, Network, Terms
 from fastswa.schedule import ema_decay
 
@@ -31,12 +31,7 @@ class MeanTeacher(Method):
     def losses(self, batch: Batch, student: Network, target: Tensor | None) -> Terms:
         assert target is not None
         output = student(batch.view("student"), batch.noise.scope("student"))
-        joined = batch.join(target, output.logits)
-        return {
-            "classification": classification(output.logits, batch.labels),
-            "consistency": batch.weight * self.divergence(output.consistency, joined).mean(),
-            **self.tied(output),
-        }
+        return self.agreement(batch, output, batch.join(target, output.logits))
 
     def teacher_rate(self, step: int, steps_per_epoch: int) -> float:
         """EMA and mean are one update, teacher += rate (student - teacher), with another rate."""

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from fastswa import kernels
 from fastswa.config import MethodConfig
-from fastswa.methods.losses import DIVERGENCES, tie
+from fastswa.methods.losses import DIVERGENCES, classification, squared, tie
 from fastswa.noise import Noise
 from fastswa.schedule import sigmoid_ramp
 
@@ -139,8 +140,35 @@ class Method:
         """Move the memory to the device that trains."""
         self.memory = {name: tensor.to(device) for name, tensor in self.memory.items()}
 
+    def agreement(self, batch: Batch, output: Output, target: Tensor, share: Tensor | None = None) -> Terms:
+        """The terms of a student that learns its labels and agrees with a target (N, K) of probabilities.
+
+        They are the cross entropy of the labelled images, the weighted divergence of all (`share` (N,) of each) and
+        what ties two heads; a launch each way where a GPU allows it.
+        """
+        first, second = output.logits, output.consistency
+        if self.divergence is squared and kernels.comparable(first, second, target):
+            from fastswa.kernels.losses import Agreement
+
+            two = second is not first
+            wanted = first.new_empty(0) if share is None else share
+            terms = Agreement.apply(first, second, target, wanted, batch.labels, batch.weight, self.config.tie, two)
+            names = (
+                ("classification", "consistency", "tie") if self._ties(output) else ("classification", "consistency")
+            )
+            return dict(zip(names, terms, strict=False))
+        divergence = self.divergence(second, target)
+        return {
+            "classification": classification(first, batch.labels),
+            "consistency": batch.weight * (divergence if share is None else divergence * share).mean(),
+            **self.tied(output),
+        }
+
+    def _ties(self, output: Output) -> bool:
+        return output.consistency is not output.logits and self.config.tie != 0
+
     def tied(self, output: Output) -> Terms:
         """The term that ties two heads; nothing for networks with one."""
-        if output.consistency is output.logits or self.config.tie == 0:
+        if not self._ties(output):
             return {}
         return {"tie": self.config.tie * tie(output.logits, output.consistency)}

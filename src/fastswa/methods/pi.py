@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fastswa.methods.losses import classification, probabilities
+from fastswa.methods.losses import probabilities
 from fastswa.methods.method import Batch, Method, Network, Terms
 
 
@@ -22,8 +22,4 @@ class Pi(Method):
         output = student(batch.view("student"), batch.noise.scope("student"))
         with torch.set_grad_enabled(self.config.both_sides):
             other = probabilities(student(batch.view("teacher"), batch.noise.scope("teacher")).logits)
-        return {
-            "classification": classification(output.logits, batch.labels),
-            "consistency": batch.weight * self.divergence(output.consistency, other).mean(),
-            **self.tied(output),
-        }
+        return self.agreement(batch, output, other)

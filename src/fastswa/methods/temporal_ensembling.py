@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastswa.config import MethodConfig
-from fastswa.methods.losses import classification, probabilities
+from fastswa.methods.losses import probabilities
 from fastswa.methods.method import Batch, Method, Network, Output, Terms
 
 
@@ -47,13 +47,7 @@ class TemporalEnsembling(Method):
             predicted = probabilities(output.logits).to(past.dtype)
             self.memory["epoch_sum"].index_add_(0, batch.index, predicted)
             self.memory["epoch_count"].index_add_(0, batch.index, torch.ones_like(present))
-        divergence = self.divergence(output.consistency, past) * present
-        return {
-            "classification": classification(output.logits, batch.labels),
-            "consistency": batch.weight * divergence.mean(),
-            **self.extra(batch, output, past, present),
-            **self.tied(output),
-        }
+        return {**self.agreement(batch, output, past, present), **self.extra(batch, output, past, present)}
 
     def extra(self, batch: Batch, output: Output, past: Tensor, present: Tensor) -> Terms:
         """Further terms, from the student's pass and what `remembered` gave."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,17 @@ class Weights:
 
     def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
         """`layer` applied to x (N, I)."""
-        return F.linear(x, self.of[layer], layer.bias) if layer in self.of else layer(x)
+        return F.linear(x, self._weight(layer), layer.bias)
+
+    def linears(self, layers: Sequence[nn.Linear], x: Tensor) -> tuple[Tensor, ...]:
+        """What each of the layers gives for x (N, I), computed as one layer."""
+        weight = torch.cat([self._weight(layer) for layer in layers])
+        bias = torch.cat([layer.bias for layer in layers])
+        return F.linear(x, weight, bias).split([layer.out_features for layer in layers], dim=1)
+
+    def _weight(self, layer: nn.Linear) -> Tensor:
+        # Not as a default: a weight-normalised layer computes its weight when it is asked for.
+        return self.of[layer] if layer in self.of else layer.weight  # noqa: SIM401
 
 
 class Convolutional(nn.Module):

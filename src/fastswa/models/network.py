@@ -33,9 +33,13 @@ class Heads(nn.Module):
         self.second = nn.Linear(features, classes) if heads == 2 else None
 
     def forward(self, features: Tensor, weights: Weights | None = None) -> Output:
-        linear = (lambda layer, x: layer(x)) if weights is None else weights.linear
-        logits = linear(self.first, features)
-        return Output(logits, logits if self.second is None else linear(self.second, features), features)
+        weights = Weights({}, beside=False) if weights is None else weights
+        if self.second is None:
+            logits = weights.linear(self.first, features)
+            return Output(logits, logits, features)
+        # As one layer: half of the launches, and neither head has enough work for a GPU.
+        logits, consistency = weights.linears([self.first, self.second], features)
+        return Output(logits, consistency, features)
 
 
 def global_average(x: Tensor) -> Tensor:

@@ -99,18 +99,20 @@ class _Block(nn.Module):
         elif inputs != outputs:
             self.skip = _Widen(inputs, outputs)
 
-    def forward(self, x: Tensor, active: Tensor, weights: Weights, noise: Noise | None) -> tuple[Tensor, Tensor]:
-        """For x and its ReLU, the block's output and its ReLU."""
-        skip = x if self.skip is None else self.skip(x, active, weights)
-        a, b = self.branch1(active, weights), self.branch2(active, weights)
+    def forward(
+        self, x: Tensor, first: Tensor, second: Tensor, weights: Weights, noise: Noise | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """For x and its ReLU, once for each branch, the block's output and its ReLU, twice."""
+        skip = x if self.skip is None else self.skip(x, first, weights)
+        a, b = self.branch1(first, weights), self.branch2(second, weights)
         forward, backward = self._mixing(a, noise)
         if fuses(self.branch1.norm2, a):
             from fastswa.kernels.shake import ShakeJoin
 
-            first, second = self.branch1.norm2, self.branch2.norm2
-            joined: tuple[Tensor, Tensor] = ShakeJoin.apply(
-                a, b, skip, *statistics(first, a), first.weight, first.bias,
-                *statistics(second, b), second.weight, second.bias, forward, backward,
+            one, two = self.branch1.norm2, self.branch2.norm2
+            joined: tuple[Tensor, Tensor, Tensor] = ShakeJoin.apply(
+                a, b, skip, *statistics(one, a), one.weight, one.bias,
+                *statistics(two, b), two.weight, two.bias, forward, backward,
             )  # fmt: skip
             return joined
         a, b = normalise(self.branch1.norm2, a), normalise(self.branch2.norm2, b)
@@ -119,7 +121,8 @@ class _Block(nn.Module):
         else:
             mixed = 0.5 * (a + b)
         out = skip + mixed
-        return out, F.relu(out)
+        active = F.relu(out)
+        return out, active, active
 
     def _mixing(self, like: Tensor, noise: Noise | None) -> tuple[Tensor, Tensor]:
         """One number per image for the forward pass and one for the backward pass; halves in evaluation."""
@@ -162,9 +165,9 @@ class ShakeShake(Convolutional):
     def forward(self, x: Tensor, noise: Noise | None = None) -> Output:
         weights = self.weights()
         x = weights.convolve(self.stem, x)
-        active = F.relu(x)
+        first = second = F.relu(x)
         for block in self.blocks:
-            x, active = block(x, active, weights, noise)
+            x, first, second = block(x, first, second, weights, noise)
         output: Output = self.heads(global_average(x))
         return output
 

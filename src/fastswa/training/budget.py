@@ -71,9 +71,7 @@ class Budget:
 
     def started_soon(self, config: Config) -> Config:
         """The configuration with an engine that does not spend a short time on compiling (a minute, when it is new)."""
-        if self.minutes >= COMPILED_FROM or config.device.engine != "auto":
-            return config
-        if choose_compute(config.device).engine != "compiled":
+        if self.minutes >= COMPILED_FROM or choose_compute(config.device).engine != "auto":
             return config
         return config.model_copy(update={"device": config.device.model_copy(update={"engine": "graph"})})
 

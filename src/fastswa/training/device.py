@@ -21,7 +21,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 @dataclass(frozen=True)
 class Compute:
-    """A device, its arithmetic and the way steps are launched, all decided."""
+    """A device, its arithmetic and the way steps are launched, all decided; `auto` leaves that last to each step."""
 
     device: torch.device
     precision: str
@@ -60,9 +60,9 @@ def choose_compute(config: DeviceConfig) -> Compute:
         raise RequestError("device.precision: tf32 exists on CUDA devices only; use fp32.")
     engine: str = config.engine
     if engine == "auto":
-        # Compiled kernels are chosen by timing them, so their rounding may differ from one start to the next.
-        fastest = "graph" if config.deterministic else "compiled"
-        engine = fastest if cuda else "eager"
+        # Compiled kernels are chosen by timing them, so their rounding may differ from one start to the next. Otherwise
+        # what is fastest on a GPU depends on the step, which decides.
+        engine = "eager" if not cuda else "graph" if config.deterministic else "auto"
     if engine == "graph" and not cuda:
         raise RequestError("device.engine: graph needs a CUDA device; use eager.")
     if engine == "compiled" and not cuda:

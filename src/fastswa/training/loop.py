@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from fastswa.averaging import AveragedWeights
@@ -61,6 +62,7 @@ class Trainer:
         self.step = Step(state, self.feed, material.augment, material.pixels, material.labels, compute)
         self.observers: list[Observer] = []
         self.seconds = 0.0
+        self.edge_seconds = 0.0
         self.finished = False
         self._clock = time.monotonic()
         self._measured: dict[str, tuple[int, dict[str, dict[str, float]]]] = {}
@@ -147,15 +149,27 @@ class Trainer:
         watcher.stepped(self.state.step)
         for observer in self.observers:
             observer.epoch_done(self, epoch)
-        if last or epoch % config.evaluation.every == 0:
+        evaluating = last or epoch % config.evaluation.every == 0
+        saving = last or epoch % config.checkpoint.every == 0 or epoch in config.checkpoint.keep
+        if not (evaluating or saving):
+            return
+        began = self._waited()
+        if evaluating:
             self._check_finite()
             line = self.evaluate()
             self.folder.append_metrics(line)
             watcher.evaluated(line)
             self.state.sums.zero_()
             self.state.summed = 0
-        if last or epoch % config.checkpoint.every == 0 or epoch in config.checkpoint.keep:
+        if saving:
             self.save()
+        self.edge_seconds += time.monotonic() - began
+
+    def _waited(self) -> float:
+        """The time, once the steps that a GPU was given are done."""
+        if self.compute.device.type == "cuda":
+            torch.cuda.current_stream(self.compute.device).synchronize()
+        return time.monotonic()
 
     def _check_finite(self, thoroughly: bool = True) -> None:
         """Stop before a broken state can be saved or reported; `thoroughly` looks at the weights as well."""
@@ -174,6 +188,7 @@ class Trainer:
             "epoch": self.epoch,
             "steps_per_epoch": self.steps_per_epoch,
             "seconds": self.seconds,
+            "edge_seconds": self.edge_seconds,
             "fingerprint": self.fingerprint,
         }
         keep = {epoch * self.steps_per_epoch for epoch in self.config.checkpoint.keep}
@@ -210,6 +225,7 @@ class Trainer:
             line |= {"agreement": agreeing} if agreeing else {}
         line["averaged"] = {name: average.count for name, average in state.averages.items()}
         line["seconds"] = round(time.monotonic() - self._clock, 3)
+        line["edge_seconds"] = round(self.edge_seconds, 3)
         return {**line, **state.method.figures()}
 
     def _measure(self, network: nn.Module) -> dict[str, dict[str, float]]:

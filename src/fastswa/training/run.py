@@ -110,7 +110,7 @@ class NewRun:
         trainer.folder.create(config)
         if domains is not None:
             trainer.folder.write_domains(domain_facts(dataset, domains))
-        trainer.folder.write_environment({**compute.facts(), "together": together, "parent": parent})
+        trainer.folder.write_environment({**_facts(trainer), "together": together, "parent": parent})
         if parent is not None:
             trainer.save()
         return trainer, watcher
@@ -156,10 +156,11 @@ class OldRun:
             beginning = f"its parent {config.start.run}" if config.start.run else "step 0"
             say(f"{self.path} has no whole checkpoint; starting from {beginning}.")
             parent = fork(config, state, trainer.steps_per_epoch, say) if config.start.run else None
-            folder.keep_environment({**compute.facts(), "together": together, "parent": parent})
+            folder.keep_environment({**_facts(trainer), "together": together, "parent": parent})
         else:
             _restore(state, checkpoint, self.path)
             trainer.seconds = checkpoint.facts["seconds"]
+            trainer.edge_seconds = checkpoint.facts.get("edge_seconds", 0.0)
         done = state.step if checkpoint is not None else -1
         folder.drop_metrics_after(done)
         drop_iterates(self.path, after=done)
@@ -254,6 +255,11 @@ def _steps(begun: Begun | None, number: int, failures: dict[int, Exception]) -> 
         yield from trainer.steps(watcher)
     except Exception as error:
         failures[number] = error
+
+
+def _facts(trainer: Trainer) -> dict[str, str]:
+    """Where and how a run computes, for its record."""
+    return {**trainer.compute.facts(), "engine": trainer.step.engine}
 
 
 def _watched(config: Config, watcher: Watcher, path: Path) -> Watcher:

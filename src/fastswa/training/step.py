@@ -7,6 +7,7 @@ captured; the learning rate, weights and random words come from the feed's row u
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +31,7 @@ _NOT_REUSED: dict[str, str | int | bool | Callable[..., Any]] = {"allow_buffer_r
 class Step:
     """Gather, augment, both passes, backward, SGD, teacher, metrics.
 
-    `beside` lets the teacher's pass and the student's overlap on a GPU.
+    `beside` lets the teacher's pass and the student's overlap on a GPU, and what is recorded the backward pass.
     `pixels` is (N, H, W, C) uint8; `labels` is (N,) int64 and knows nothing of the unlabelled images' labels.
     """
 
@@ -41,9 +42,19 @@ class Step:
         self.pixels, self.labels, self.compute = pixels, labels, compute
         self.beside = False
         self._zeros: dict[int, Tensor] = {}
+        self._ones: dict[torch.dtype, Tensor] = {}
 
     def __call__(self) -> None:
         self.run(self.feed.take())
+
+    @property
+    def engine(self) -> str:
+        """How it is launched: `auto` compiles only what has no kernels of our own, as that takes a minute when new."""
+        if self.compute.engine != "auto":
+            return self.compute.engine
+        weak = self.augment.student == "weak" and not self.state.method.strong_views
+        own = weak and self.augment.draws(self.pixels) and isinstance(self.state.student, Convolutional)
+        return "graph" if own else "compiled"
 
     def batch(self, values: StepValues) -> Batch:
         """One row of the feed as the method sees it."""
@@ -77,19 +88,31 @@ class Step:
 
     def run(self, values: StepValues) -> None:
         """One step with the given values."""
-        state = self.state
-        if self.beside:
-            with beside.stream(values.images.device):
-                target = self.target(values)
-        else:
+        state, device = self.state, values.images.device
+        with self._aside(device):
             target = self.target(values)
         terms = self.losses(values, target)
-        loss = torch.stack(list(terms.values())).sum()
-        found = torch.autograd.grad(loss, state.optimiser.parameters, allow_unused=True)
+        with self._aside(device):
+            state.record(terms)
+        # Of their sum, which itself nobody needs.
+        sources = [term for term in terms.values() if term.requires_grad]
+        ones = [self._one(term) for term in sources]
+        found = torch.autograd.grad(sources, state.optimiser.parameters, ones, allow_unused=True)
         gradients = [self._zero(k) if gradient is None else gradient for k, gradient in enumerate(found)]
         self.update(gradients, values.learning_rate, values.teacher_rate)
         self.average()
-        state.record(terms)
+        if self.beside:
+            beside.wait(device)
+
+    def _aside(self, device: torch.device) -> AbstractContextManager[None]:
+        """On the second stream, where there is one."""
+        return beside.stream(device) if self.beside else nullcontext()
+
+    def _one(self, term: Tensor) -> Tensor:
+        """The gradient of a term of the sum; made once."""
+        if term.dtype not in self._ones:
+            self._ones[term.dtype] = torch.ones((), dtype=term.dtype, device=term.device)
+        return self._ones[term.dtype]
 
     def _zero(self, k: int) -> Tensor:
         """The gradient of a parameter that the loss does not reach, such as a bias before a batch norm; made once."""
@@ -119,7 +142,7 @@ def launcher(step: Step, compute: Compute) -> Callable[[], None]:
     """What launches one step: the step itself, or the replay of its capture; `compiled` fuses its parts first."""
     if compute.device.type == "cpu":
         keep_freed_memory()
-    if compute.engine == "compiled":
+    if step.engine == "compiled":
         import torch._functorch.config
 
         # What is compiled is found again by the next start, functions with gradients of their own included.
@@ -132,7 +155,7 @@ def launcher(step: Step, compute: Compute) -> Callable[[], None]:
             step.average = torch.compile(step.average)  # type: ignore[method-assign]
     if not compute.captures:
         return step
-    step.beside = step.state.teacher is not None
+    step.beside = True
     if isinstance(step.state.student, Convolutional):
         step.state.student.beside = True
     cursor = step.feed.cursor
