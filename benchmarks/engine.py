@@ -27,6 +27,7 @@ from fastswa.layers import build_config, recipe_layer
 from fastswa.training.checkpoint import Snapshot, save_checkpoint
 from fastswa.training.device import Compute, choose_compute, settings_of
 from fastswa.training.feed import Feed
+from fastswa.training.probe import probe
 from fastswa.training.refresh import Refresher
 from fastswa.training.setup import Material, prepare
 from fastswa.training.state import State, build_state
@@ -58,6 +59,8 @@ def make_run(config: Config, material: Material, compute: Compute) -> Run:
     feed = Feed(config, material.plan, state.method, compute.device, compute.dtype)
     feed.load(0)
     step = Step(state, feed, material.augment, material.pixels, material.labels, compute)
+    step.rehearse()
+    probe(step)
     return Run(material, state, feed, step, launcher(step, compute))
 
 

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from fastswa.operation import operation
+
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 _done: dict[torch.device, torch.cuda.Event] = {}
 _used: dict[torch.device, list[Tensor]] = {}
@@ -47,7 +49,7 @@ def wait(device: torch.device) -> None:
     torch.cuda.current_stream(device).wait_event(_done[device])
 
 
-@torch.library.custom_op("fastswa::join", mutates_args=())
+@operation("join")
 def join(made: Tensor, after: Tensor) -> Tensor:
     """`made` on the second stream, for use on this one: waits for it, at the point where `after` is computed."""
     wait(made.device)

@@ -168,7 +168,9 @@ class MethodConfig(Section):
     teacher_every: NonNegativeFloat = Field(1.0, description="epochs between an SWA teacher's updates")
     memory_decay: Probability = Field(0.6, description="temporal-ensembling: decay of the remembered predictions")
     epsilon: NonNegativeFloat = Field(8.0, description="vat: length of the adversarial perturbation")
-    xi: NonNegativeFloat = Field(1e-2, description="vat: finite step of the power iteration")
+    xi: NonNegativeFloat = Field(
+        1e-2, description="vat: step of the power iteration; below 1 it is done in full precision"
+    )
     power_iterations: Positive = Field(1, description="vat: power iterations")
     entropy: NonNegativeFloat = Field(1.0, description="vat-entmin: weight of the entropy term")
     delta: Probability = Field(0.05, description="vadd: part of a dropout mask's units that the adversary may flip")

@@ -15,6 +15,7 @@ from fastswa.training.graph import captured
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.filterwarnings("default"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 

@@ -117,6 +117,26 @@ def test_a_shake_shake_block_is_the_plain_one(training: bool, monkeypatch: pytes
             assert distance(one, plain.get_buffer(name)) < 1e-5, name
 
 
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_picked_pixels_are_convolved_as_two_groups(dtype: torch.dtype, bound: float) -> None:
+    from fastswa.kernels.pick import PickAndConvolve
+
+    torch.manual_seed(2)
+    x = torch.randn(5, 48, 12, 8, device="cuda").to(dtype).contiguous(memory_format=torch.channels_last)
+    weight, direction = torch.randn(32, 48, 1, 1, device="cuda").to(dtype), torch.randn(5, 32, 6, 4, device="cuda")
+    assert kernels.pickable(x)
+    x, weight = x.requires_grad_(), weight.requires_grad_()
+    y = PickAndConvolve.apply(x, weight)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    found = [y, *torch.autograd.grad(y, (x, weight), direction.to(dtype))]
+    plain_x, plain_weight = (t.detach().double().requires_grad_() for t in (x, weight))
+    picked = torch.cat([plain_x[:, :, 0::2, 0::2], plain_x[:, :, 1::2, 1::2]], dim=1)
+    z = F.conv2d(picked, plain_weight, groups=2)
+    expected = [z, *torch.autograd.grad(z, (plain_x, plain_weight), direction.to(dtype).double())]
+    for one, other in zip(found, expected, strict=True):
+        assert distance(one, other) < bound
+
+
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("with_teacher", [True, False])
 def test_update_is_torchs_sgd_and_a_moving_average(nesterov: bool, with_teacher: bool) -> None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 _TRITON = find_spec("triton") is not None
+
+
+def prepare(work: Callable[[], object], device: torch.device) -> None:
+    """Compile at once the kernels that `work` launches; it is done meanwhile, but for these (kernels.launch)."""
+    if _TRITON and device.type == "cuda":
+        from fastswa.kernels.launch import rehearse
+
+        rehearse(work, device)
 
 
 def gatherable(tensors: Sequence[Tensor]) -> bool:
@@ -54,6 +62,18 @@ def comparable(first: Tensor, second: Tensor, target: Tensor) -> bool:
         and target.is_contiguous()
         and not target.requires_grad
         and first.shape[1] <= 1024
+    )
+
+
+def pickable(x: Tensor) -> bool:
+    """Whether kernels.pick picks x's pixels: on a GPU, at most 32 bits, channels last, rows and columns in pairs."""
+    return (
+        x.is_cuda
+        and _TRITON
+        and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and x.shape[2] % 2 == x.shape[3] % 2 == 0
+        and x.numel() < 2**31
     )
 
 

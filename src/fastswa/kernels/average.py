@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastswa.kernels.launch import kernel
 from fastswa.kernels.table import distances, table
 
 _CHUNK = 2048
 
 
-@triton.jit
+@kernel
 def _average_kernel(
     p_ptr, mean_ptr, lost_ptr, table_ptr, open_ptr, taken_ptr, arrived_ptr, least,
     LOST: tl.constexpr, CHUNK: tl.constexpr,

@@ -13,6 +13,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from fastswa.kernels.launch import kernel
+from fastswa.operation import operation
+
 _BLOCK = 1024
 
 
@@ -33,13 +36,13 @@ def _uniform(position, words_ptr, offset, multiplier, key):
     return (_bits(position, words_ptr, offset, multiplier, key) >> 8).to(tl.float32) * 5.9604644775390625e-08
 
 
-@triton.jit(do_not_specialize=["offset", "multiplier", "key"])
+@kernel(always=True, do_not_specialize=["offset", "multiplier", "key"])
 def _uniform_kernel(out_ptr, words_ptr, offset, multiplier, key, size, BLOCK: tl.constexpr):
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out_ptr + place, _uniform(place, words_ptr, offset, multiplier, key), mask=place < size)
 
 
-@triton.jit(do_not_specialize=["offset", "multiplier", "key"])
+@kernel(do_not_specialize=["offset", "multiplier", "key"])
 def _dropout_kernel(
     x_ptr, y_ptr, words_ptr, offset, multiplier, key, p, scale, size, channels, pixels,
     LAST: tl.constexpr, BLOCK: tl.constexpr,
@@ -62,7 +65,7 @@ def _reflected(position, size):
     return (size - 1) - tl.abs((size - 1) - tl.abs(position))
 
 
-@triton.jit(do_not_specialize=[f"{kind}{k}" for kind in ("flip", "shift", "radius", "angle") for k in range(3)])
+@kernel(do_not_specialize=[f"{kind}{k}" for kind in ("flip", "shift", "radius", "angle") for k in range(3)])
 def _view_kernel(
     pixels_ptr, index_ptr, out_ptr, words_ptr, scale_ptr, bias_ptr,
     flip0, flip1, flip2, shift0, shift1, shift2, radius0, radius1, radius2, angle0, angle1, angle2,
@@ -100,7 +103,7 @@ def _last(x: Tensor) -> bool:
     return x.dim() == 4 and not x.is_contiguous()
 
 
-@torch.library.custom_op("fastswa::uniform", mutates_args=())
+@operation("uniform")
 def uniform(words: Tensor, constants: list[int], size: int) -> Tensor:
     """`Noise.uniform` of a purpose, in 32 bits: (size,)."""
     out = torch.empty(size, dtype=torch.float32, device=words.device)
@@ -113,7 +116,7 @@ def _(words: Tensor, constants: list[int], size: int) -> Tensor:
     return torch.empty(size, dtype=torch.float32, device=words.device)
 
 
-@torch.library.custom_op("fastswa::dropout", mutates_args=())
+@operation("dropout")
 def dropout(x: Tensor, words: Tensor, constants: list[int], p: float) -> Tensor:
     """`Noise.dropout` for a dense x, in the purpose's constants; the gradient is the same function of its own."""
     y = torch.empty_like(x)
@@ -144,7 +147,7 @@ def _backward(ctx, dy: Tensor):  # type: ignore[no-untyped-def]
 dropout.register_autograd(_backward, setup_context=_save)
 
 
-@torch.library.custom_op("fastswa::weak_view", mutates_args=())
+@operation("weak_view")
 def weak_view(
     pixels: Tensor,
     index: Tensor,

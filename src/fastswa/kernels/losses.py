@@ -12,6 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastswa.kernels.launch import kernel
+from fastswa.operation import operation
+
 _ELEMENTS = 4096
 
 
@@ -35,7 +38,7 @@ def _row(ptr, row, column, stride, inside, K):
     return tl.where(column[None, :] < K, x, -float("inf"))
 
 
-@triton.jit
+@kernel
 def _terms_kernel(
     first_ptr, second_ptr, target_ptr, share_ptr, labels_ptr, weight_ptr, out_ptr,
     rows, labelled, K, first_stride, second_stride, tie,
@@ -64,7 +67,7 @@ def _terms_kernel(
     tl.store(out + 2, tie * (apart / (rows * K)))
 
 
-@triton.jit
+@kernel
 def _gradients_kernel(
     first_ptr, second_ptr, target_ptr, share_ptr, labels_ptr, weight_ptr, by_ptr0, by_ptr1, by_ptr2,
     d_first_ptr, d_second_ptr, rows, labelled, K, first_stride, second_stride, tie,
@@ -102,7 +105,7 @@ def _tiling(rows: int, classes: int) -> dict[str, int]:
     return {"R": min(triton.next_power_of_2(rows), max(_ELEMENTS // width, 1)), "C": width}
 
 
-@torch.library.custom_op("fastswa::agreement_terms", mutates_args=())
+@operation("agreement_terms")
 def agreement_terms(
     first: Tensor, second: Tensor, target: Tensor, share: Tensor, labels: Tensor, weight: Tensor, tie: float, two: bool
 ) -> Tensor:
@@ -126,7 +129,7 @@ def _(first: Tensor, *others: object) -> Tensor:
     return torch.empty(3, dtype=torch.float32, device=first.device)
 
 
-@torch.library.custom_op("fastswa::agreement_gradients", mutates_args=())
+@operation("agreement_gradients")
 def agreement_gradients(
     by: list[Tensor],
     first: Tensor,

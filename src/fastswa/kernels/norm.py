@@ -16,6 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastswa.kernels.launch import kernel
+from fastswa.operation import operation
+
 PROCESSORS = 132  # an H200's; tilings were chosen by timing them there
 _SLOTS = 1 << 15
 
@@ -47,7 +50,7 @@ def _totals(partial_ptr, counter_ptr, B: tl.constexpr, P: tl.constexpr):
     return tl.sum(first, axis=0), tl.sum(second, axis=0)
 
 
-@triton.jit
+@kernel
 def _statistics_kernel(
     x_ptr, partial_ptr, counter_ptr, shift_ptr, mean_ptr, rstd_ptr, running_mean_ptr, running_var_ptr,
     rows, momentum, eps, C,
@@ -85,7 +88,7 @@ def _statistics_kernel(
             tl.store(running_var_ptr + column, old_var + momentum * (unbiased - old_var))
 
 
-@triton.jit
+@kernel
 def _apply_kernel(
     x_ptr, y_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, rows, slope, C,
     B: tl.constexpr, R: tl.constexpr,
@@ -101,7 +104,7 @@ def _apply_kernel(
     tl.store(y_ptr + place, tl.where(z > 0, z, z * slope).to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@kernel
 def _backward_sums_kernel(
     dy_ptr, x_ptr, partial_ptr, counter_ptr, total_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, rows, slope, C,
     B: tl.constexpr, R: tl.constexpr, U: tl.constexpr, P: tl.constexpr,
@@ -129,7 +132,7 @@ def _backward_sums_kernel(
         tl.store(total_ptr + C + column, product)
 
 
-@triton.jit
+@kernel
 def _backward_apply_kernel(
     dy_ptr, x_ptr, dx_ptr, total_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, rows, slope, C,
     B: tl.constexpr, R: tl.constexpr,
@@ -157,7 +160,7 @@ def _window(x_ptr, pixel, column, inside, C, H: tl.constexpr, W: tl.constexpr):
     return corner, corner + C, corner + W * C, corner + W * C + C
 
 
-@triton.jit
+@kernel
 def _pool_apply_kernel(
     x_ptr, y_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, pixels, slope, C,
     H: tl.constexpr, W: tl.constexpr, B: tl.constexpr, R: tl.constexpr,
@@ -178,7 +181,7 @@ def _pool_apply_kernel(
     tl.store(y_ptr + place, tl.where(z > 0, z, z * slope).to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@kernel
 def _pool_backward_sums_kernel(
     dy_ptr, x_ptr, partial_ptr, counter_ptr, total_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, pixels, slope, C,
     H: tl.constexpr, W: tl.constexpr,
@@ -213,7 +216,7 @@ def _pool_backward_sums_kernel(
         tl.store(total_ptr + C + column, product)
 
 
-@triton.jit
+@kernel
 def _pool_backward_apply_kernel(
     dy_ptr, x_ptr, dx_ptr, total_ptr, mean_ptr, rstd_ptr, weight_ptr, bias_ptr, pixels, slope, C,
     H: tl.constexpr, W: tl.constexpr, B: tl.constexpr, R: tl.constexpr,
@@ -313,7 +316,7 @@ def _partial(tiling: _Tiling, device: torch.device) -> Tensor:
     return torch.empty(tiling.groups * tiling.programs * 2 * tiling.B, dtype=torch.float32, device=device)
 
 
-@torch.library.custom_op("fastswa::batch_statistics", mutates_args=("running_mean", "running_var"))
+@operation("batch_statistics", mutates=("running_mean", "running_var"))
 def batch_statistics(
     x: Tensor,
     shift: Tensor | None,
@@ -362,7 +365,7 @@ def _pooled(x: Tensor) -> Tensor:
     )
 
 
-@torch.library.custom_op("fastswa::normalise_activate", mutates_args=())
+@operation("normalise_activate")
 def normalise_activate(
     x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor, slope: float, pool: bool
 ) -> Tensor:
@@ -390,7 +393,7 @@ def _(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor, slope
     return _pooled(x) if pool else torch.empty_like(x)
 
 
-@torch.library.custom_op("fastswa::normalise_activate_backward", mutates_args=())
+@operation("normalise_activate_backward")
 def normalise_activate_backward(
     dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor, slope: float, pool: bool
 ) -> tuple[Tensor, Tensor]:

@@ -8,14 +8,15 @@ in the same pass that sums for both norms, and one more writes both gradients. T
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastswa.kernels.launch import kernel
 from fastswa.kernels.norm import PROCESSORS, counter, mapping, summing
+from fastswa.operation import operation
 
 
-@triton.jit
+@kernel
 def _join_kernel(
     x_ptr, y_ptr, skip_ptr, out_ptr, active_ptr, a_ptr,
     x_mean_ptr, x_rstd_ptr, x_weight_ptr, x_bias_ptr, y_mean_ptr, y_rstd_ptr, y_weight_ptr, y_bias_ptr,
@@ -38,7 +39,7 @@ def _join_kernel(
     tl.store(active_ptr + place, tl.maximum(out, 0.0).to(active_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@kernel
 def _sums_kernel(
     d_out_ptr, d_first_ptr, d_second_ptr, active_ptr, d_ptr, x_ptr, y_ptr, b_ptr, partial_ptr, counter_ptr, total_ptr,
     x_mean_ptr, x_rstd_ptr, y_mean_ptr, y_rstd_ptr, rows, pixels, C,
@@ -92,7 +93,7 @@ def _sums_kernel(
         tl.store(counter_ptr + group, 0)
 
 
-@triton.jit
+@kernel
 def _backward_kernel(
     d_ptr, x_ptr, y_ptr, b_ptr, dx_ptr, dy_ptr, total_ptr,
     x_mean_ptr, x_rstd_ptr, x_weight_ptr, y_mean_ptr, y_rstd_ptr, y_weight_ptr,
@@ -118,7 +119,7 @@ def _backward_kernel(
     tl.store(dy_ptr + place, dy.to(dy_ptr.dtype.element_ty), mask=inside)
 
 
-@torch.library.custom_op("fastswa::shake_join", mutates_args=())
+@operation("shake_join")
 def shake_join(
     x: Tensor,
     y: Tensor,
@@ -148,7 +149,7 @@ def _(x: Tensor, *others: object) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(x)
 
 
-@torch.library.custom_op("fastswa::shake_join_backward", mutates_args=())
+@operation("shake_join_backward")
 def shake_join_backward(
     d_out: Tensor,
     d_first: Tensor,

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastswa.kernels.launch import kernel
 from fastswa.kernels.table import distances, table
 
 _CHUNK = 2048
 
 
-@triton.jit
+@kernel
 def _update_kernel(
     p_ptr, m_ptr, t_ptr, g_ptr, table_ptr, rate_ptr, teacher_rate_ptr, momentum, decay,
     NESTEROV: tl.constexpr, TEACHER: tl.constexpr, CHUNK: tl.constexpr,

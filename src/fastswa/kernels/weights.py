@@ -15,10 +15,12 @@ import triton.language as tl
 from torch import Tensor
 
 from fastswa import beside
+from fastswa.kernels.launch import kernel
 from fastswa.kernels.table import distances, table
+from fastswa.operation import operation
 
 
-@triton.jit
+@kernel
 def _unit_kernel(v_ptr, gain_ptr, w_ptr, table_ptr, L: tl.constexpr):
     """w = gain v / |v| for one row."""
     entry = table_ptr + tl.program_id(0) * 4
@@ -30,7 +32,7 @@ def _unit_kernel(v_ptr, gain_ptr, w_ptr, table_ptr, L: tl.constexpr):
     tl.store(w_ptr + out + place, (v * scale).to(w_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@kernel
 def _unit_backward_kernel(dw_ptr, v_ptr, gain_ptr, dv_ptr, dgain_ptr, table_ptr, L: tl.constexpr):
     """dgain = dw.v / |v| and dv = gain / |v| (dw - v dw.v / |v|^2) for one row."""
     row = tl.program_id(0)
@@ -63,7 +65,7 @@ def _rows(v: Sequence[Tensor], gain: Sequence[Tensor]) -> tuple[Tensor, int, int
     return rows, len(rows), triton.next_power_of_2(max(layer[0].numel() for layer in v))
 
 
-@torch.library.custom_op("fastswa::unit_weights", mutates_args=())
+@operation("unit_weights")
 def unit_weights(v: list[Tensor], gain: list[Tensor], dtype: torch.dtype) -> Tensor:
     """gain v / |v| of every layer, flat and in the order of the layers' memory."""
     rows, count, length = _rows(v, gain)
@@ -77,7 +79,7 @@ def _(v: list[Tensor], gain: list[Tensor], dtype: torch.dtype) -> Tensor:
     return torch.empty(sum(layer.numel() for layer in v), dtype=dtype, device=v[0].device)
 
 
-@torch.library.custom_op("fastswa::unit_weights_backward", mutates_args=())
+@operation("unit_weights_backward")
 def unit_weights_backward(dw: list[Tensor], v: list[Tensor], gain: list[Tensor]) -> tuple[Tensor, Tensor]:
     """The gradients of every v and of every gain, flat; waits for what the second stream makes of dw."""
     beside.meet(v[0].device)
@@ -96,7 +98,7 @@ def _(dw: list[Tensor], v: list[Tensor], gain: list[Tensor]) -> tuple[Tensor, Te
     return flat, flat.new_empty(rows)
 
 
-@torch.library.custom_op("fastswa::cast_weights", mutates_args=())
+@operation("cast_weights")
 def cast_weights(w: list[Tensor], dtype: torch.dtype) -> Tensor:
     """Every layer's weights as another type, flat and in the order of the layers' memory."""
     flat = torch.empty(sum(layer.numel() for layer in w), dtype=dtype, device=w[0].device)
@@ -109,7 +111,7 @@ def _(w: list[Tensor], dtype: torch.dtype) -> Tensor:
     return torch.empty(sum(layer.numel() for layer in w), dtype=dtype, device=w[0].device)
 
 
-@torch.library.custom_op("fastswa::cast_weights_backward", mutates_args=())
+@operation("cast_weights_backward")
 def cast_weights_backward(dw: list[Tensor], dtype: torch.dtype) -> Tensor:
     """Every layer's gradient as another type, flat; waits for what the second stream makes of them."""
     beside.meet(dw[0].device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import ClassVar
 
 import torch
@@ -13,6 +14,9 @@ from fastswa.config import MethodConfig
 from fastswa.errors import RequestError
 from fastswa.methods.losses import classification, entropy, kl, probabilities
 from fastswa.methods.method import Batch, Method, Network, Output, Terms
+
+# Steps of the power iteration from this length on are far above what the run's arithmetic rounds away.
+COARSE = 1.0
 
 
 def unit(x: Tensor) -> Tensor:
@@ -47,7 +51,7 @@ class VAT(Method):
         x, noise = batch.view("student"), batch.noise.scope("student")
         output = student(x, noise)
         clean = probabilities(output.consistency).detach()
-        disturbance = self.config.epsilon * self._direction(batch, student, x)
+        disturbance = self.config.epsilon * self._direction(batch, student, x, clean)
         with frozen_statistics(student):
             disturbed = student(x + disturbance, noise).consistency
         return {
@@ -61,13 +65,15 @@ class VAT(Method):
         """Further terms from the clean pass."""
         return {}
 
-    def _direction(self, batch: Batch, student: Network, x: Tensor) -> Tensor:
-        """The adversarial direction in full precision: xi steps drown in 16-bit rounding."""
+    def _direction(self, batch: Batch, student: Network, x: Tensor, clean: Tensor) -> Tensor:
+        """The adversarial direction: in full precision where the steps are so small that 16 bits would lose them."""
         noise = batch.noise.scope("student")
         start = batch.noise.normal("vat/start", x.shape, x.dtype)
-        with torch.autocast(x.device.type, enabled=False), frozen_statistics(student), torch.enable_grad():
+        small = self.config.xi < COARSE
+        arithmetic = torch.autocast(x.device.type, enabled=False) if small else nullcontext()
+        with arithmetic, frozen_statistics(student), torch.enable_grad():
             with torch.no_grad():
-                target = probabilities(student(x, noise).consistency)
+                target = probabilities(student(x, noise).consistency) if small else clean
             return adversarial_direction(
                 lambda r: kl(student(x + r, noise).consistency, target),
                 start,

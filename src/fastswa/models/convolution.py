@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from fastswa import beside, kernels
+from fastswa.operation import operation
 
 
 class Weights:
@@ -28,7 +29,7 @@ class Weights:
         if x.is_cuda and x.shape[1] < 8:
             missing = (0, 0, 0, 0, 0, 8 - x.shape[1])
             x, weight = F.pad(x.to(weight.dtype), missing), F.pad(weight, missing)
-        elif self.beside:
+        elif self.beside and not isinstance(layer.padding, str):
             return _convolve(x.to(weight.dtype), weight, list(layer.stride), list(layer.padding), layer.groups)
         return F.conv2d(x, weight, None, layer.stride, layer.padding, 1, layer.groups)
 
@@ -100,7 +101,7 @@ def _as_kernel(weight: Tensor) -> Tensor:
     return weight[:, :, None, None] if weight.dim() == 2 else weight
 
 
-@torch.library.custom_op("fastswa::convolve", mutates_args=())
+@operation("convolve")
 def _convolve(x: Tensor, weight: Tensor, stride: list[int], padding: list[int], groups: int) -> Tensor:
     return _last(F.conv2d(x, weight, None, stride, padding, 1, groups))
 
@@ -120,7 +121,7 @@ def _gradients(
 
 
 # Two operations: where only one of the gradients is asked for, compiled code leaves the other out.
-@torch.library.custom_op("fastswa::convolve_input_gradient", mutates_args=())
+@operation("convolve_input_gradient")
 def _input_gradient(
     dy: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int], groups: int
 ) -> Tensor:
@@ -133,7 +134,7 @@ def _(dy: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[in
     return torch.empty_like(x, memory_format=torch.channels_last)
 
 
-@torch.library.custom_op("fastswa::convolve_weight_gradient", mutates_args=())
+@operation("convolve_weight_gradient")
 def _weight_gradient(
     dy: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int], groups: int
 ) -> Tensor:

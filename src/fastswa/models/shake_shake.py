@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastswa import kernels
 from fastswa.models.convolution import Convolutional, Weights
 from fastswa.models.network import (
     Heads,
@@ -68,8 +69,7 @@ class _Widen(nn.Module):
 class _Downsample(nn.Module):
     """The skip path between stages: even and odd-shifted pixels, ReLU, grouped 1x1 convolution, batch norm.
 
-    The convolution's two groups are convolutions of their own, on pixels picked with channels last: each is dense, and
-    so is the gradient.
+    The convolution's two groups are convolutions of their own, on pixels picked with channels last.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -78,10 +78,16 @@ class _Downsample(nn.Module):
         self.norm = nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor, active: Tensor, weights: Weights) -> Tensor:
-        pixels = active.permute(0, 2, 3, 1)
-        picked = torch.stack([pixels[:, 0::2, 0::2], pixels[:, 1::2, 1::2]])
-        groups = zip(picked.unbind(), weights.of[self.conv].chunk(2), strict=True)
-        x = torch.cat([F.conv2d(half.permute(0, 3, 1, 2), weight) for half, weight in groups], dim=1)
+        weight = weights.of[self.conv]
+        if kernels.pickable(active):
+            from fastswa.kernels.pick import PickAndConvolve
+
+            x = PickAndConvolve.apply(active.to(weight.dtype), weight)
+        else:
+            pixels = active.permute(0, 2, 3, 1)
+            picked = (pixels[:, 0::2, 0::2], pixels[:, 1::2, 1::2])
+            groups = zip(picked, weight.chunk(2), strict=True)
+            x = torch.cat([F.conv2d(half.permute(0, 3, 1, 2), half_weight) for half, half_weight in groups], dim=1)
         return norm_leaky_relu(self.norm, x, self.conv.bias, 1.0)
 
 

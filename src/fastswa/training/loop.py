@@ -86,6 +86,7 @@ class Trainer:
         """Probe that the method does what it declares; trips before anything is written."""
         self.feed.load(self.state.step // self.steps_per_epoch)
         self.material.load_epoch(self.state.step // self.steps_per_epoch)
+        self.step.rehearse()
         probe(self.step)
 
     def train(self, watcher: Watcher) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastswa import beside
+from fastswa import beside, kernels
 from fastswa.data.augment import Augment
 from fastswa.methods.method import Batch, Terms
 from fastswa.models.convolution import Convolutional
@@ -22,7 +22,7 @@ from fastswa.noise import Noise
 from fastswa.training.device import Compute, keep_freed_memory
 from fastswa.training.feed import Feed, StepValues
 from fastswa.training.graph import captured
-from fastswa.training.state import State
+from fastswa.training.state import State, preserved
 
 # The second stream may still read what the first is done with.
 _NOT_REUSED: dict[str, str | int | bool | Callable[..., Any]] = {"allow_buffer_reuse": False, "inplace_buffers": False}
@@ -41,6 +41,7 @@ class Step:
         self.state, self.feed, self.augment = state, feed, augment
         self.pixels, self.labels, self.compute = pixels, labels, compute
         self.beside = False
+        self._rehearsed = False
         self._zeros: dict[int, Tensor] = {}
         self._ones: dict[torch.dtype, Tensor] = {}
 
@@ -55,6 +56,13 @@ class Step:
         weak = self.augment.student == "weak" and not self.state.method.strong_views
         own = weak and self.augment.draws(self.pixels) and isinstance(self.state.student, Convolutional)
         return "graph" if own else "compiled"
+
+    def rehearse(self) -> None:
+        """Compile its kernels, all at once; nothing of the state is changed."""
+        if self.pixels.is_cuda and not self._rehearsed:
+            with preserved([*self.state.tensors().values(), self.feed.cursor]):
+                kernels.prepare(self, self.pixels.device)
+            self._rehearsed = True
 
     def batch(self, values: StepValues) -> Batch:
         """One row of the feed as the method sees it."""
@@ -155,6 +163,7 @@ def launcher(step: Step, compute: Compute) -> Callable[[], None]:
             step.average = torch.compile(step.average)  # type: ignore[method-assign]
     if not compute.captures:
         return step
+    step.rehearse()
     step.beside = True
     if isinstance(step.state.student, Convolutional):
         step.state.student.beside = True

@@ -1,0 +1,46 @@
+"""Functions that torch.compile takes for one operation each, whatever they do inside.
+
+As torch.library.custom_op, but its wrapper imports torch's compiler at the first call, which takes seconds even where
+nothing is compiled: a captured step calls these, and wants to start at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import torch
+
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+
+_LIBRARY = torch.library.Library("fastswa", "FRAGMENT")
+
+
+class Operation(Generic[Given, Found]):
+    """A function as the operation fastswa::NAME; `register_fake` says what it gives without computing it."""
+
+    def __init__(self, function: Callable[Given, Found], name: str, mutates: Sequence[str]) -> None:
+        schema = torch.library.infer_schema(function, mutates_args=mutates)
+        _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+        self._name = f"fastswa::{name}"
+        self._call: Callable[..., Found] = getattr(torch.ops.fastswa, name).default
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *args: Given.args, **kwargs: Given.kwargs) -> Found:
+        return self._call(*args, **kwargs)
+
+    def register_fake(self, function: Callable[..., Found]) -> Callable[..., Found]:
+        """Take `function` for shapes, types and strides of what the operation gives."""
+        torch.library.register_fake(self._name, function, lib=_LIBRARY)
+        return function
+
+    def register_autograd(self, backward: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
+        """Take `backward` for its gradient, given what `setup_context` saved."""
+        torch.library.register_autograd(self._name, backward, setup_context=setup_context, lib=_LIBRARY)
+
+
+def operation(name: str, *, mutates: Sequence[str] = ()) -> Callable[[Callable[Given, Found]], Operation[Given, Found]]:
+    """Make a function an operation; `mutates` names those of its tensors that it changes."""
+    return lambda function: Operation(function, name, mutates)

@@ -1,0 +1,74 @@
+"""Operations of our own: what they compute, their gradients, compiled or not, and what they import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+from torch import Tensor
+
+from fastswa.operation import operation
+
+
+@operation("test_scaled")
+def scaled(x: Tensor, factors: list[float]) -> Tensor:
+    return x * sum(factors)
+
+
+@scaled.register_fake
+def _(x: Tensor, factors: list[float]) -> Tensor:
+    return torch.empty_like(x)
+
+
+scaled.register_autograd(
+    lambda ctx, dy: (scaled(dy, ctx.factors), None),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "factors", inputs[1]),
+)
+
+
+@operation("test_count", mutates=("counter",))
+def count(counter: Tensor, by: Tensor) -> Tensor:
+    counter.add_(by.sum())
+    return by + 1
+
+
+@count.register_fake
+def _(counter: Tensor, by: Tensor) -> Tensor:
+    return torch.empty_like(by)
+
+
+def test_value_and_gradient() -> None:
+    x = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    y = scaled(x, [1.5, 0.5])
+    assert torch.equal(y, 2 * x)
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.full_like(x, 2.0))
+
+
+def test_compiled_code_holds_it_as_one_operation() -> None:
+    seen: list[str] = []
+
+    def backend(graph, inputs):
+        seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    def work(counter: Tensor, x: Tensor) -> Tensor:
+        return scaled(count(counter, x), [3.0]) + 1
+
+    counter, x = torch.zeros(1), torch.arange(4.0)
+    compiled = torch.compile(work, backend=backend, fullgraph=True)
+    assert torch.equal(compiled(counter, x), 3 * (x + 1) + 1)
+    assert float(counter) == 6.0
+    assert [name for name in seen if "fastswa" in name] == ["fastswa.test_count.default", "fastswa.test_scaled.default"]
+
+
+def test_a_call_does_not_import_the_compiler() -> None:
+    program = (
+        "import sys, torch\n"
+        "from fastswa.models.convolution import _convolve\n"
+        "x = torch.randn(1, 2, 4, 4).requires_grad_()\n"
+        "_convolve(x, torch.randn(3, 2, 1, 1), [1, 1], [0, 0], 1)\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
