@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 from torch import Tensor
 
 from fastswa.operation import operation
 
 
-@operation("test_scaled")
+@operation("test_scaled", differentiable=True)
 def scaled(x: Tensor, factors: list[float]) -> Tensor:
     return x * sum(factors)
 
@@ -43,6 +44,19 @@ def test_value_and_gradient() -> None:
     y = scaled(x, [1.5, 0.5])
     assert torch.equal(y, 2 * x)
     assert torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.full_like(x, 2.0))
+
+
+@operation("test_plain")
+def plain(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def test_one_without_a_gradient_refuses_to_be_differentiated() -> None:
+    y = plain(torch.ones(3, requires_grad=True))
+    with pytest.raises(RuntimeError, match="fastswa::test_plain has no derivative"):
+        y.sum().backward()
+    with torch.no_grad():
+        assert torch.equal(plain(torch.ones(3, requires_grad=True)), torch.full((3,), 2.0))
 
 
 def test_compiled_code_holds_it_as_one_operation() -> None:

@@ -172,7 +172,7 @@ def bench_model(
 
 
 def _engine_of(compute: Compute) -> str:
-    """The engine that a run takes where nobody says: strong views are timed in it, and compared with its step."""
+    """The engine that a run with strong views takes: they are timed in it, and compared with its step."""
     return "compiled" if compute.device.type == "cuda" else "eager"
 
 

@@ -169,7 +169,7 @@ class MethodConfig(Section):
     memory_decay: Probability = Field(0.6, description="temporal-ensembling: decay of the remembered predictions")
     epsilon: NonNegativeFloat = Field(8.0, description="vat: length of the adversarial perturbation")
     xi: NonNegativeFloat = Field(
-        1e-2, description="vat: step of the power iteration; below 3 it is done in full precision"
+        1e-2, description="vat: step of the power iteration; a small one is done in full precision"
     )
     power_iterations: Positive = Field(1, description="vat: power iterations")
     entropy: NonNegativeFloat = Field(1.0, description="vat-entmin: weight of the entropy term")

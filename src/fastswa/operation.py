@@ -18,15 +18,25 @@ _LIBRARY = torch.library.Library("fastswa", "FRAGMENT")
 
 
 class Operation(Generic[Given, Found]):
-    """A function as the operation fastswa::NAME; `register_fake` says what it gives without computing it."""
+    """A function as the operation fastswa::NAME; `register_fake` says what it gives without computing it.
 
-    def __init__(self, function: Callable[Given, Found], name: str, mutates: Sequence[str]) -> None:
+    Unless `differentiable`, for which `register_autograd` gives the gradient, it refuses to be differentiated.
+    """
+
+    def __init__(
+        self, function: Callable[Given, Found], name: str, mutates: Sequence[str], differentiable: bool
+    ) -> None:
         schema = torch.library.infer_schema(function, mutates_args=mutates)
         _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
         _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
         self._name = f"fastswa::{name}"
         self._call: Callable[..., Found] = getattr(torch.ops.fastswa, name).default
         self.__doc__ = function.__doc__
+        if not (differentiable or mutates):
+            self.register_autograd(self._refuse, setup_context=lambda ctx, inputs, output: None)
+
+    def _refuse(self, ctx: Any, *gradients: Any) -> None:
+        raise RuntimeError(f"{self._name} has no derivative; models in evaluation mode can be differentiated twice.")
 
     def __call__(self, *args: Given.args, **kwargs: Given.kwargs) -> Found:
         return self._call(*args, **kwargs)
@@ -41,6 +51,8 @@ class Operation(Generic[Given, Found]):
         torch.library.register_autograd(self._name, backward, setup_context=setup_context, lib=_LIBRARY)
 
 
-def operation(name: str, *, mutates: Sequence[str] = ()) -> Callable[[Callable[Given, Found]], Operation[Given, Found]]:
+def operation(
+    name: str, *, mutates: Sequence[str] = (), differentiable: bool = False
+) -> Callable[[Callable[Given, Found]], Operation[Given, Found]]:
     """Make a function an operation; `mutates` names those of its tensors that it changes."""
-    return lambda function: Operation(function, name, mutates)
+    return lambda function: Operation(function, name, mutates, differentiable)

@@ -116,7 +116,7 @@ def _(words: Tensor, constants: list[int], size: int) -> Tensor:
     return torch.empty(size, dtype=torch.float32, device=words.device)
 
 
-@operation("dropout")
+@operation("dropout", differentiable=True)
 def dropout(x: Tensor, words: Tensor, constants: list[int], p: float) -> Tensor:
     """`Noise.dropout` for a dense x, in the purpose's constants; the gradient is the same function of its own."""
     y = torch.empty_like(x)

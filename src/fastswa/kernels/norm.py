@@ -365,7 +365,7 @@ def _pooled(x: Tensor) -> Tensor:
     )
 
 
-@operation("normalise_activate")
+@operation("normalise_activate", differentiable=True)
 def normalise_activate(
     x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor, slope: float, pool: bool
 ) -> Tensor:

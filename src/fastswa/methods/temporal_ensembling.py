@@ -47,7 +47,9 @@ class TemporalEnsembling(Method):
             predicted = probabilities(output.logits).to(past.dtype)
             self.memory["epoch_sum"].index_add_(0, batch.index, predicted)
             self.memory["epoch_count"].index_add_(0, batch.index, torch.ones_like(present))
-        return {**self.agreement(batch, output, past, present), **self.extra(batch, output, past, present)}
+        terms = self.agreement(batch, output, past, present)
+        tied = {name: terms.pop(name) for name in ("tie",) if name in terms}
+        return {**terms, **self.extra(batch, output, past, present), **tied}
 
     def extra(self, batch: Batch, output: Output, past: Tensor, present: Tensor) -> Terms:
         """Further terms, from the student's pass and what `remembered` gave."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import ClassVar
 
 import torch
@@ -15,8 +16,9 @@ from fastswa.errors import RequestError
 from fastswa.methods.losses import classification, entropy, kl, probabilities
 from fastswa.methods.method import Batch, Method, Network, Output, Terms
 
-# Steps of the power iteration from this length on are found in 16 bits as well as in 64 (benchmarks/vat_direction.py).
-COARSE = 3.0
+# Steps of the power iteration that move a value by this on average (3 in all, for 32x32 colour images) are found in 16
+# bits as well as in 64 (benchmarks/vat_direction.py).
+COARSE = 0.05
 
 
 def unit(x: Tensor) -> Tensor:
@@ -36,6 +38,19 @@ def adversarial_direction(divergence: Callable[[Tensor], Tensor], start: Tensor,
         (gradient,) = torch.autograd.grad(divergence(probe).sum(), probe)
         direction = unit(gradient)
     return direction.detach()
+
+
+@contextmanager
+def fixed(network: Network) -> Iterator[None]:
+    """Passes inside send no gradient to the weights; compiled code leaves out by itself what nobody asks for."""
+    learning = [] if torch.compiler.is_compiling() else [p for p in network.parameters() if p.requires_grad]
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
 
 
 class VAT(Method):
@@ -69,9 +84,9 @@ class VAT(Method):
         """The adversarial direction: in full precision where the steps are so small that 16 bits would lose them."""
         noise = batch.noise.scope("student")
         start = batch.noise.normal("vat/start", x.shape, x.dtype)
-        small = self.config.xi < COARSE
+        small = self.config.xi < COARSE * math.sqrt(x[0].numel())
         arithmetic = torch.autocast(x.device.type, enabled=False) if small else nullcontext()
-        with arithmetic, frozen_statistics(student), torch.enable_grad():
+        with arithmetic, frozen_statistics(student), fixed(student), torch.enable_grad():
             with torch.no_grad():
                 target = probabilities(student(x, noise).consistency) if small else clean
             return adversarial_direction(

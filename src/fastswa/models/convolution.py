@@ -101,7 +101,7 @@ def _as_kernel(weight: Tensor) -> Tensor:
     return weight[:, :, None, None] if weight.dim() == 2 else weight
 
 
-@operation("convolve")
+@operation("convolve", differentiable=True)
 def _convolve(x: Tensor, weight: Tensor, stride: list[int], padding: list[int], groups: int) -> Tensor:
     return _last(F.conv2d(x, weight, None, stride, padding, 1, groups))
 

@@ -79,7 +79,8 @@ class _Downsample(nn.Module):
 
     def forward(self, x: Tensor, active: Tensor, weights: Weights) -> Tensor:
         weight = weights.of[self.conv]
-        if kernels.pickable(active):
+        # As with the other kernels, whatever may be differentiated twice is left to torch.
+        if (self.training or not torch.is_grad_enabled()) and kernels.pickable(active):
             from fastswa.kernels.pick import PickAndConvolve
 
             x = PickAndConvolve.apply(active.to(weight.dtype), weight)

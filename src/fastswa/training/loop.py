@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -63,6 +64,7 @@ class Trainer:
         self.observers: list[Observer] = []
         self.seconds = 0.0
         self.edge_seconds = 0.0
+        self._edge_began: float | None = None
         self.finished = False
         self._clock = time.monotonic()
         self._measured: dict[str, tuple[int, dict[str, dict[str, float]]]] = {}
@@ -154,23 +156,31 @@ class Trainer:
         saving = last or epoch % config.checkpoint.every == 0 or epoch in config.checkpoint.keep
         if not (evaluating or saving):
             return
-        began = self._waited()
-        if evaluating:
-            self._check_finite()
-            line = self.evaluate()
-            self.folder.append_metrics(line)
-            watcher.evaluated(line)
-            self.state.sums.zero_()
-            self.state.summed = 0
-        if saving:
-            self.save()
-        self.edge_seconds += time.monotonic() - began
+        with self._timed_edge():
+            if evaluating:
+                self._check_finite()
+                line = self.evaluate()
+                self.folder.append_metrics(line)
+                watcher.evaluated(line)
+                self.state.sums.zero_()
+                self.state.summed = 0
+            if saving:
+                self.save()
 
-    def _waited(self) -> float:
-        """The time, once the steps that a GPU was given are done."""
+    @contextmanager
+    def _timed_edge(self) -> Iterator[None]:
+        """What is done inside counts as an edge's, once the steps that a GPU was given are done."""
         if self.compute.device.type == "cuda":
             torch.cuda.current_stream(self.compute.device).synchronize()
-        return time.monotonic()
+        self._edge_began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.edge_seconds, self._edge_began = self._edges(), None
+
+    def _edges(self) -> float:
+        """Seconds spent on evaluations, refreshed statistics and checkpoints, those of an edge in progress included."""
+        return self.edge_seconds + (0.0 if self._edge_began is None else time.monotonic() - self._edge_began)
 
     def _check_finite(self, thoroughly: bool = True) -> None:
         """Stop before a broken state can be saved or reported; `thoroughly` looks at the weights as well."""
@@ -189,7 +199,7 @@ class Trainer:
             "epoch": self.epoch,
             "steps_per_epoch": self.steps_per_epoch,
             "seconds": self.seconds,
-            "edge_seconds": self.edge_seconds,
+            "edge_seconds": self._edges(),
             "fingerprint": self.fingerprint,
         }
         keep = {epoch * self.steps_per_epoch for epoch in self.config.checkpoint.keep}
@@ -226,7 +236,7 @@ class Trainer:
             line |= {"agreement": agreeing} if agreeing else {}
         line["averaged"] = {name: average.count for name, average in state.averages.items()}
         line["seconds"] = round(time.monotonic() - self._clock, 3)
-        line["edge_seconds"] = round(self.edge_seconds, 3)
+        line["edge_seconds"] = round(self._edges(), 3)
         return {**line, **state.method.figures()}
 
     def _measure(self, network: nn.Module) -> dict[str, dict[str, float]]:
