@@ -179,7 +179,7 @@ class AveragedWeights:
         """
         parameters: list[Tensor] = list(self._source.parameters())
         # Compiled code fuses the operations below itself, and cannot look up addresses.
-        if not torch.compiler.is_compiling() and kernels.averageable(parameters, self._means):
+        if not torch.compiler.is_compiling() and self.at_once:
             from fastswa.kernels.average import take_in
 
             least = 0.0 if self.decay is None else 1.0 - self.decay

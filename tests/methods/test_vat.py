@@ -22,7 +22,7 @@ from toy import (
 )
 
 from fastswa.methods.method import Batch
-from fastswa.methods.vat import adversarial_direction, unit
+from fastswa.methods.vat import adversarial_direction, fixed, unit
 
 
 def leading(matrix: np.ndarray) -> np.ndarray:
@@ -117,6 +117,37 @@ def test_direction_found_hurts_more_than_the_start() -> None:
     targets = [softmax(row) for row in logits_of(x, student.weights[0])]
     random = kl_divergence(logits_of(x + 0.5 * start, student.weights[0]), targets)
     assert terms["consistency"].item() > 1.5 * random
+
+
+@pytest.mark.parametrize(("xi", "wide"), [(1e-2, True), (10.0, False)])
+def test_small_steps_leave_the_runs_arithmetic_and_coarse_ones_do_not(xi: float, wide: bool) -> None:
+    student, batch = Toy(heads=1), make_batch()
+    seen = []
+    student.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        make_method("vat", xi=xi).losses(batch, student, None)
+    # The clean pass, those of the direction (a clean one more in full precision), and the disturbed one.
+    assert seen == ([True, False, False, True] if wide else [True, True, True])
+
+
+def test_weights_get_no_gradient_while_the_direction_is_looked_for() -> None:
+    student, batch = Toy(heads=1), make_batch()
+    learning: list[bool] = []
+    student.register_forward_pre_hook(lambda *_: learning.append(student.weights[0].requires_grad))
+    make_method("vat").losses(batch, student, None)
+    assert learning == [True, False, False, True]
+
+
+def test_a_failing_pass_leaves_weights_that_learn() -> None:
+    student = Toy(heads=1)
+
+    def fail() -> None:
+        with fixed(student):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert all(parameter.requires_grad for parameter in student.parameters())
 
 
 def test_gradient_treats_clean_prediction_and_direction_as_fixed() -> None:

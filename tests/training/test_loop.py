@@ -52,6 +52,14 @@ def test_one_line_an_evaluation(finished: Path) -> None:
     assert seconds == sorted(seconds)
 
 
+def test_each_line_says_how_long_edges_took_its_own_included(finished: Path) -> None:
+    lines = RunFolder(finished).metrics()
+    edges = [line["edge_seconds"] for line in lines]
+    assert edges[0] > 0
+    assert edges == sorted(edges)
+    assert all(line["edge_seconds"] <= line["seconds"] for line in lines)
+
+
 def test_the_learning_rate_of_each_line_is_the_schedules(finished: Path) -> None:
     """Of the last step done: the cosine to epoch 2, then its last epoch again and again (l=2, l0=4, c=1)."""
     positions = [2 / 3, 1 + 2 / 3, 1 + 2 / 3, 1 + 2 / 3]

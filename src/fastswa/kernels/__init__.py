@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 _TRITON = find_spec("triton") is not None
+_NARROW = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def prepare(work: Callable[[], object], device: torch.device) -> None:
@@ -37,7 +38,7 @@ def drawable(x: Tensor, words: Tensor) -> bool:
     return (
         x.is_cuda
         and _TRITON
-        and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        and x.dtype in _NARROW
         and x.numel() < 2**31
         and (x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)))
         and words.is_cuda
@@ -57,7 +58,7 @@ def comparable(first: Tensor, second: Tensor, target: Tensor) -> bool:
     return (
         first.is_cuda
         and _TRITON
-        and all(x.dtype in (torch.bfloat16, torch.float16, torch.float32) and x.stride(1) == 1 for x in (first, second))
+        and all(x.dtype in _NARROW and x.stride(1) == 1 for x in (first, second))
         and target.dtype == torch.float32
         and target.is_contiguous()
         and not target.requires_grad
@@ -70,7 +71,7 @@ def pickable(x: Tensor) -> bool:
     return (
         x.is_cuda
         and _TRITON
-        and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        and x.dtype in _NARROW
         and x.is_contiguous(memory_format=torch.channels_last)
         and x.shape[2] % 2 == x.shape[3] % 2 == 0
         and x.numel() < 2**31
@@ -108,7 +109,7 @@ def fusable(x: Tensor, pool: bool = False) -> bool:
     channels, height, width = x.shape[1:]
     return (
         x.is_cuda
-        and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        and x.dtype in _NARROW
         and channels % 16 == 0
         and x.numel() < 2**31
         and not (pool and (height % 2 or width % 2))

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastswa.kernels.launch import kernel
-from fastswa.kernels.table import distances, table
+from fastswa.kernels.table import chunks_of, distances, table
 
 _CHUNK = 2048
 
@@ -64,12 +64,8 @@ def take_in(
     kept = lost or means
 
     def make() -> list[list[int]]:
-        found = []
-        for parameter, *at in zip(parameters, *map(distances, (parameters, means, kept)), strict=True):
-            size = parameter.numel()
-            for start in range(0, size, _CHUNK):
-                found.append([*(each + start for each in at), min(_CHUNK, size - start)])
-        return found
+        places = zip(*map(distances, (parameters, means, kept)), strict=True)
+        return chunks_of((p.numel() for p in parameters), places, _CHUNK)
 
     # The current device need not be the parameters'.
     with torch.cuda.device_of(taken):

@@ -5,7 +5,7 @@ Their addresses must not change while the table is used: parameters and what goe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,15 @@ def distances(tensors: Sequence[Tensor]) -> list[int]:
     """How many elements each tensor lies behind the first; they are of one type and on one device."""
     size = tensors[0].element_size()
     return [(tensor.data_ptr() - tensors[0].data_ptr()) // size for tensor in tensors]
+
+
+def chunks_of(sizes: Iterable[int], places: Iterable[Sequence[int]], chunk: int) -> list[list[int]]:
+    """A row for each `chunk` elements of tensors of these sizes: where it begins, in all its places, and its length."""
+    return [
+        [*(place + start for place in at), min(chunk, size - start)]
+        for size, at in zip(sizes, places, strict=True)
+        for start in range(0, size, chunk)
+    ]
 
 
 def table(name: str, tensors: Sequence[Tensor], make: Callable[[], list[list[int]]]) -> Tensor:

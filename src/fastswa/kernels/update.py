@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastswa.kernels.launch import kernel
-from fastswa.kernels.table import distances, table
+from fastswa.kernels.table import chunks_of, distances, table
 
 _CHUNK = 2048
 
@@ -58,13 +58,8 @@ def sgd_and_teacher(
     for members, flat, places in _in_few_tensors(laid):
 
         def make(members: list[int] = members, places: list[int] = places) -> list[list[int]]:
-            found = []
             own = [distances([each[k] for k in members]) for each in (parameters, momenta, after)]
-            for k, *at in zip(members, *own, places, strict=True):
-                size = parameters[k].numel()
-                for start in range(0, size, _CHUNK):
-                    found.append([*(each + start for each in at), min(_CHUNK, size - start)])
-            return found
+            return chunks_of((parameters[k].numel() for k in members), zip(*own, places, strict=True), _CHUNK)
 
         moved = [each[k] for each in (parameters, momenta, after) for k in members]
         chunks = table(f"update/{places}", moved, make)
