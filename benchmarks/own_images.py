@@ -1,16 +1,16 @@
 """One's own images, as a new user has them: PNG files in folders, default settings, a few minutes.
 
     python benchmarks/own_images.py IMAGES.npz [--labels 100] [--splits 1,2,3] [--minutes 5] [--record FILE]
-    python benchmarks/own_images.py IMAGES.npz --methods mean-teacher,fixmatch,supervised --validation 5000
+    python benchmarks/own_images.py IMAGES.npz --methods fixmatch,mean-teacher,supervised --validation 5000
     python benchmarks/own_images.py IMAGES.npz --labels 500 --splits 1 --keep FOLDER
 
 Makes a folder for each split from an .npz file (x_train, y_train, x_test, y_test, classes if it has them; `digits` are
 the embedded ones): a few training images under labeled/CLASS/, all others under unlabeled/, the test images under
 test/CLASS/. Then runs `fastswa check` (which also prepares the images, so that both trainings find them prepared),
 `fastswa train FOLDER --minutes M` and the same with `--method supervised`, one after the other, and compares the test
-errors of the models that they offer for use. `--methods` names others to compare, of which the first is set against the
-last; with `--validation N` as many training images take the place of the test images, to choose by. With `--keep` it
-only makes the folder of the first split, to try the commands on by hand.
+errors of the models that they offer for use. `--methods` names others to compare than `fixmatch,supervised`, of which
+the first is set against the last; with `--validation N` as many training images take the place of the test images, to
+choose by. With `--keep` it only makes the folder of the first split, to try the commands on by hand.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from PIL import Image
 
 from fastswa.data.sources.digits import load_digits
 
-METHODS = ("mean-teacher", "supervised")
+METHODS = ("fixmatch", "supervised")
 
 
 def make_files(arrays: dict[str, np.ndarray], folder: Path) -> None:

@@ -172,10 +172,12 @@ def test_rows_hold_method_floor_and_the_share_of_strong_views(monkeypatch: pytes
 def test_the_command_on_the_digits(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mean Teacher's rows have nothing of strong views; a batch of another size keeps its proportion."""
     monkeypatch.setattr(bench, "_compiled_on_cpu", lambda: ())
-    monkeypatch.setattr(bench, "_naive", lambda *_: {})
+    monkeypatch.setattr(bench, "_naive", lambda *_: iter(()))
     words = ("bench", "--device", "cpu", "--threads", "1", "--seconds", "0.01", "--batch", "8")
     answer = command(*words, "--json")
     assert answer.code == 0
+    told = [line.rsplit(": ", 1)[0] for line in answer.err.splitlines()]
+    assert told == ["fastswa: small, eager", "fastswa: small, convolutions"]
     rows = json.loads(answer.out)
     assert [(row["engine"], row["method"], row["batch"]) for row in rows] == [
         ("eager", "mean-teacher", 8),

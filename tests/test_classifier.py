@@ -92,6 +92,22 @@ def test_every_row_is_trained_on_and_no_hidden_label_is(digits: tuple[np.ndarray
     assert not np.array_equal(one, changed)
 
 
+def test_the_method_follows_what_there_is(digits: tuple[np.ndarray, np.ndarray]) -> None:
+    images, labels = digits
+    few = np.where(np.arange(300) < 40, labels, -1)
+
+    def taken(X: np.ndarray, y: np.ndarray, **given: Any) -> str:
+        classifier = Classifier(**SHORT, **given)
+        dataset = classifier._dataset(rows := classifier._rows(X, fitting=True), classifier._labels(rows, y))
+        return classifier._config(dataset).method.name
+
+    assert taken(images, few) == "fixmatch"
+    assert taken(images, labels) == "supervised"
+    assert taken(images, few, method="pi") == "pi"
+    assert taken(images.reshape(300, 64) / 16.0, few) == "mean-teacher"
+    assert Classifier(**SHORT).fit(images, few).history_[-1]["pseudo_labels"]
+
+
 @pytest.mark.parametrize("method", ["mean-teacher", "pi", "supervised", "temporal-ensembling", "vat", "vat-entmin"])
 @pytest.mark.parametrize("flat", [True, False])
 def test_every_method_takes_images_and_feature_vectors(

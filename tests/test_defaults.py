@@ -15,6 +15,7 @@ from fastswa.api import fit
 from fastswa.config import Config, DataConfig, ScheduleConfig
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
 from fastswa.defaults import described, own_data_defaults
+from fastswa.errors import RequestError
 from fastswa.layers import build_config, own_data_layer, to_toml
 from fastswa.models import refuse_size
 from fastswa.training.device import choose_compute
@@ -90,7 +91,7 @@ def test_networks_and_views_follow_the_images(
 
 @pytest.mark.parametrize("classes", [2, 5, 10, 100, 1000])
 def test_the_weight_follows_the_classes(classes: int) -> None:
-    config = chosen(data(list(range(classes)) * 2, 10))
+    config = chosen(data(list(range(classes)) * 2, 10), {"method": {"name": "mean-teacher"}})
     # The squared difference is a mean over the classes; 30 for ten of them.
     expected = {2: 13, 5: 21, 10: 30, 100: 95, 1000: 300}
     assert config.method.weight == expected[classes]
@@ -115,12 +116,30 @@ def test_classes_come_as_often_as_they_have_labels_or_equally_often_on_request()
 def test_the_learning_rate_follows_what_there_is_to_learn() -> None:
     dataset = data([0, 1] * 50)
     assert chosen(dataset).optimiser.lr == 0.1
-    assert chosen(dataset, {"method": {"name": "supervised"}}).optimiser.lr == 0.4
-    assert chosen(data([0, 1] * 50, shape=(3, 8, 8)), {"method": {"name": "supervised"}}).optimiser.lr == 0.1
-    assert chosen(dataset, {"method": {"name": "supervised"}, "model": {"name": "cnn13"}}).optimiser.lr == 0.1
+    assert chosen(dataset, {"method": {"name": "supervised"}}).optimiser.lr == 0.1
     assert chosen(dataset, {"model": {"name": "timm:resnet18", "pretrained": True}}).optimiser.lr == 0.01
     assert chosen(dataset, {"optimiser": {"name": "adamw"}}).optimiser.lr == 0.001
     assert chosen(dataset, {"optimiser": {"lr": 0.3}}).optimiser.lr == 0.3
+
+
+def test_the_method_is_the_one_that_won_where_it_was_compared() -> None:
+    dataset = data([0, 1] * 50)
+    fixmatch = chosen(dataset).method
+    assert (fixmatch.name, fixmatch.weight, fixmatch.ramp, fixmatch.threshold) == ("fixmatch", 1.0, 0.0, 0.95)
+    assert fixmatch == chosen(dataset, {"method": {"name": "fixmatch"}}).method
+    assert chosen(data([0, 1] * 50, 0)).method.name == "supervised"
+    assert chosen(dataset, {"data": {"extra": "others.npy"}}).method.name == "mean-teacher"
+    assert chosen(dataset, {"method": {"threshold": 0.8}}).method.threshold == 0.8
+    taught = chosen(dataset, {"method": {"teacher_decay": 0.9}}).method
+    assert (taught.name, taught.teacher_decay, taught.weight) == ("mean-teacher", 0.9, 13.0)
+    # A weight means something else to each: who gave one before FixMatch was the default meant Mean Teacher's.
+    assert chosen(dataset, {"method": {"weight": 30}}).method.name == "mean-teacher"
+    assert chosen(dataset, gpu=True).method.name == "mean-teacher"
+    assert (chosen(dataset).model.heads, chosen(dataset, {"method": {"name": "pi"}}).model.heads) == (1, 2)
+    with pytest.raises(RequestError, match=r"method\.epsilon has no effect on the method fixmatch; leave it out\."):
+        chosen(dataset, {"method": {"epsilon": 3}})
+    with pytest.raises(RequestError, match=r"method\.weight has no effect on the method supervised"):
+        chosen(data([0, 1] * 50, 0), {"method": {"weight": 3}})
 
 
 def test_extra_images_count_as_many_unlabelled_ones() -> None:
@@ -133,7 +152,8 @@ def test_whatever_is_counted_in_epochs_follows_their_number() -> None:
     config = chosen(data([0, 1] * 50), {"schedule": {"epochs": 24}})
     schedule = config.schedule
     assert (schedule.epochs, schedule.length, schedule.period, schedule.cycle) == (24, 20, 24, 4)
-    assert config.method.ramp == 2
+    assert config.method.ramp == 0
+    assert chosen(data([0, 1] * 50), {"schedule": {"epochs": 24}, "method": {"name": "pi"}}).method.ramp == 2
     assert (config.evaluation.every, config.checkpoint.every) == (2, 2)
     fast, swa = config.averaging["fast_swa"], config.averaging["swa"]
     assert (fast.start, fast.every, swa.start, swa.every) == (16, 0.4, 20, 4)
@@ -196,9 +216,8 @@ def test_what_was_chosen_is_told_in_a_few_lines() -> None:
         "data: 32 labelled and 700 unlabelled images of 2 classes, 16x16 grey; 6 for test, 8 held out for validation "
         "(split.validation)",
         "network: small (model.name); views: shifted by up to 2 pixels (augment.translate), no flips, as grey images "
-        "are often digits or letters (augment.flip)",
-        "method: mean-teacher, consistency weight 13 (method.weight); batches of 100, 32 of them labelled "
-        "(batch.labelled)",
+        "are often digits or letters (augment.flip), and strong ones (augment.operations)",
+        "method: fixmatch, consistency weight 1 (method.weight); batches of 100, 32 of them labelled (batch.labelled)",
         "length: 60 epochs (schedule.epochs, or --minutes) of 25 steps",
     ]
     large = data([0, 1] * 5, 0, (3, 100, 100))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from fastswa.operation import operation
+from fastswa.operation import compiled, operation
 
 
 @operation("test_scaled", differentiable=True)
@@ -86,3 +87,36 @@ def test_a_call_does_not_import_the_compiler() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_the_compiler_names_an_operation_and_not_what_led_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.exc import MissingOperatorWithoutDecomp, OperatorIssue
+
+    class Endless:
+        def __str__(self) -> str:
+            raise AssertionError("spelt out")
+
+        __repr__ = __str__
+
+    monkeypatch.setattr(OperatorIssue, "operator_str", staticmethod(OperatorIssue.operator_str))
+    name = torch.ops.fastswa.test_scaled.default
+    with pytest.raises(AssertionError, match="spelt out"):
+        MissingOperatorWithoutDecomp.operator_str(name, [Endless()], {})
+    compiled(torch.neg)
+    assert MissingOperatorWithoutDecomp.operator_str(name, [Endless()], {}) == "  target: fastswa.test_scaled.default"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_another_batch_is_compiled_for_its_own_size() -> None:
+    seen: list[list[object]] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[object]) -> Callable[..., object]:
+        seen.append(inputs)
+        return graph.forward
+
+    doubled = compiled(lambda x: 2 * x, backend=backend)
+    for size in (3, 5, 7):
+        assert doubled(torch.ones(size)).tolist() == [2.0] * size
+    assert [tuple(x.shape) for (x,) in seen] == [(3,), (5,), (7,)]
+    assert all(type(size) is int for (x,) in seen for size in x.shape)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastswa.config import Config, to_dict
-from fastswa.layers import build_config, merge, target_layer
+from fastswa.layers import build_config, merge, refuse_idle, target_layer
 
 if TYPE_CHECKING:
     from fastswa.modelfile import TrainedModel
@@ -41,7 +41,6 @@ def fit(
     >>> run = fastswa.fit("digits-mean-teacher", seed=1, out="runs/a")
     >>> run.metrics[-1]["error"]["fast_swa"]
     """
-    from fastswa.methods import refuse_unused
     from fastswa.training.budget import Budget
     from fastswa.training.run import flatten, train_new
 
@@ -49,7 +48,7 @@ def fit(
     base = to_dict(recipe, only_given=True) if isinstance(recipe, Config) else target_layer(recipe)
     extra: dict[str, Any] = {} if seed is None else {"seed": seed}
     config = build_config(base, merge(settings or {}, extra))
-    refuse_unused(config.method.name, (settings or {}).get("method", {}))
+    refuse_idle(config, settings or {})
     return train_new(config, Path(out), Quiet(), _warn, budget=budget)
 
 

@@ -23,12 +23,14 @@ from rich.table import Table
 from torch import Tensor
 
 from fastswa.config import Config, DeviceConfig
+from fastswa.console import say
 from fastswa.data.images import Dataset, ImageSet
 from fastswa.errors import RequestError
 from fastswa.floor import convolutions, floor_ms, passes, time_steps
 from fastswa.layers import build_config, recipe_layer
 from fastswa.methods import method_class
 from fastswa.methods.pseudo_labels import PseudoLabels
+from fastswa.operation import compiled
 from fastswa.training.device import Compute, choose_compute, settings_of
 from fastswa.training.feed import Feed, StepValues
 from fastswa.training.graph import captured
@@ -126,13 +128,15 @@ def bench_model(
     engines = ("eager", "graph", "compiled") if compute.device.type == "cuda" else ("eager", *_compiled_on_cpu())
     measured: dict[str, tuple[float, float | None]] = {}
     with settings_of(compute, config.device.threads):
-        measured |= _naive(model, config, dataset, compute, seconds, workers)
+        for name, ms, mib in _naive(model, config, dataset, compute, seconds, workers):
+            measured[name] = (_told(model, name, ms), mib)
         for engine in engines:
             with _memory(compute) as memory:
-                measured[engine] = (_engine(config, dataset, replace(compute, engine=engine), seconds), None)
-            measured[engine] = (measured[engine][0], memory.get("mib"))
+                ms = _told(model, engine, _engine(config, dataset, replace(compute, engine=engine), seconds))
+            measured[engine] = (ms, memory.get("mib"))
         calls, flops = convolutions(config, dataset, compute)
-        measured["convolutions"] = (floor_ms(calls, compute, seconds, passes(config)[0]), None)
+        ms = _told(model, "convolutions", floor_ms(calls, compute, seconds, passes(config)[0]))
+        measured["convolutions"] = (ms, None)
         strong = _strong(config, dataset, compute, seconds) if method_class(config.method.name).strong_views else None
     naive, floor = measured.get("naive", (None, None))[0], measured["convolutions"][0]
     loader = measured.get(LOADER, (None, None))[0]
@@ -171,6 +175,12 @@ def bench_model(
     return rows
 
 
+def _told(model: str, engine: str, ms: float) -> float:
+    """The milliseconds, said at once: all rows together take minutes, and an engine may compile for one of them."""
+    say(f"{model}, {engine}: {ms:.3g} ms a step")
+    return ms
+
+
 def _engine_of(compute: Compute) -> str:
     """The engine that a run with strong views takes: they are timed in it, and compared with its step."""
     return "compiled" if compute.device.type == "cuda" else "eager"
@@ -181,7 +191,7 @@ def _compiled_on_cpu() -> tuple[str, ...]:
     try:
         choose_compute(DeviceConfig(name="cpu", engine="compiled"))
     except RequestError as error:
-        print(f"fastswa: the compiled engine is left out: {error}", file=sys.stderr)
+        say(f"the compiled engine is left out: {error}")
         return ()
     return ("compiled",)
 
@@ -238,7 +248,7 @@ def _strong(config: Config, dataset: Dataset, compute: Compute, seconds: float) 
     def views(values: StepValues) -> Tensor:
         return step.batch(values).view("strong", rows)
 
-    made = torch.compile(views) if compute.engine == "compiled" else views
+    made = compiled(views) if compute.engine == "compiled" else views
 
     def launch() -> None:
         made(step.feed.take())
@@ -250,14 +260,14 @@ def _strong(config: Config, dataset: Dataset, compute: Compute, seconds: float) 
 
 def _naive(
     model: str, config: Config, dataset: Dataset, compute: Compute, seconds: float, workers: int | None
-) -> dict[str, tuple[float, float | None]]:
+) -> Iterator[tuple[str, float, float | None]]:
+    """Name, milliseconds and memory of both naive loops, one after the other."""
     pseudo = issubclass(method_class(config.method.name), PseudoLabels)
     naive = _naive_module("naive_fixmatch" if pseudo else "naive")
     if naive is None:
-        print("fastswa: benchmarks/naive.py is not here; the naive rows are left out.", file=sys.stderr)
-        return {}
+        say("benchmarks/naive.py is not here; the naive rows are left out.")
+        return
     plain = replace(compute, precision="fp32")
-    measured: dict[str, tuple[float, float | None]] = {}
     for name, source in (("naive", naive.tensors_in_memory), (LOADER, naive.pil_loader)):
         with settings_of(plain, config.device.threads), _memory(compute) as memory:
             trainer = (
@@ -274,8 +284,7 @@ def _naive(
                 trainer.step(*next(batches))
 
             ms = time_steps(one, compute, seconds)
-        measured[name] = (ms, memory.get("mib"))
-    return measured
+        yield name, ms, memory.get("mib")
 
 
 def _naive_module(name: str) -> ModuleType | None:

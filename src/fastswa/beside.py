@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fastswa.operation import operation
 
-_streams: dict[torch.device, torch.cuda.Stream] = {}
+# By device and first stream: each first stream has a second one of its own.
+_streams: dict[tuple[torch.device, int], torch.cuda.Stream] = {}
 _done: dict[torch.device, torch.cuda.Event] = {}
 _used: dict[torch.device, list[Tensor]] = {}
 
@@ -22,10 +23,11 @@ _used: dict[torch.device, list[Tensor]] = {}
 @contextmanager
 def stream(device: torch.device) -> Iterator[None]:
     """What runs inside goes to the second stream; what it makes may be used after `join`."""
-    if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device)
-    side = _streams[device]
-    side.wait_stream(torch.cuda.current_stream(device))
+    first = torch.cuda.current_stream(device)
+    side = _streams.get((device, first.cuda_stream))
+    if side is None:
+        side = _streams[device, first.cuda_stream] = torch.cuda.Stream(device)
+    side.wait_stream(first)
     with torch.cuda.stream(side):
         yield
     _done[device] = torch.cuda.Event()
@@ -42,6 +44,16 @@ def meet(device: torch.device) -> None:
     if _used.get(device):
         torch.cuda.current_stream(device).wait_event(_done[device])
         _used[device].clear()
+
+
+@contextmanager
+def tidied() -> Iterator[None]:
+    """Keep nothing of work that failed inside, before it met the second stream."""
+    try:
+        yield
+    except BaseException:
+        _used.clear()
+        raise
 
 
 def wait(device: torch.device) -> None:

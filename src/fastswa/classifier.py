@@ -49,7 +49,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     Parameters
     ----------
-    method : what is trained: "mean-teacher", "pi", "supervised", … as on the command line.
+    method : what is trained: "fixmatch", "mean-teacher", "supervised", … as on the command line; None takes what
+        `fastswa train` takes for images, and "mean-teacher" for feature vectors.
     model : a network by name; None takes "small" for images and "perceptron" for feature vectors.
     minutes : about how long to train, which decides the number of epochs.
     epochs : how often to pass over the rows; neither given, as often as their number suggests.
@@ -71,7 +72,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     def __init__(
         self,
-        method: str = "mean-teacher",
+        method: str | None = None,
         *,
         model: str | None = None,
         minutes: float | None = None,
@@ -108,19 +109,23 @@ class Classifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"minutes must be above zero, not {self.minutes}.")
         if self.epochs is not None and "epochs" in given.get("schedule", {}):
             raise ValueError("epochs and settings['schedule']['epochs'] both say how long to train; give one of them.")
-        refuse_unused(self.method, given.get("method", {}))
+        features = isinstance(dataset.train, FeatureSet)
+        method = self.method or ("mean-teacher" if features else None)
+        if method is not None:
+            refuse_unused(method, given.get("method", {}))
+            given = merge(given, {"method": {"name": method}})
         device = {"name": self.device, "engine": _engine(self.device)}
         config = build_config(
             # With nothing held out there is nothing to evaluate on the way.
             {"split": {"validation": 0}, "evaluation": {"every": _NEVER}, "checkpoint": {"every": _NEVER}},
             {"device": device},
             {"averaging": AVERAGES},
-            feature_settings(dataset, self.method, self.epochs) if isinstance(dataset.train, FeatureSet) else {},
+            feature_settings(dataset, method, self.epochs) if features and method is not None else {},
             {} if self.epochs is None else {"schedule": {"epochs": self.epochs}},
             {} if self.model is None else {"model": {"name": self.model}},
-            merge(given, {"method": {"name": self.method}, "seed": self._seed()}),
+            merge(given, {"seed": self._seed()}),
         )
-        if isinstance(dataset.train, FeatureSet):
+        if features:
             return config
         return own_data_defaults(config, dataset, gpu=choose_compute(config.device).device.type == "cuda")
 

@@ -11,9 +11,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from fastswa.config import Config, MethodConfig, ModelConfig, filled, resolved
+from fastswa.config import Config, MethodConfig, filled, resolved
 from fastswa.data.images import UNLABELLED, Dataset
 from fastswa.data.splits import split_by
+from fastswa.methods import method_class, refuse_unused
 
 BATCH, LABELLED = 100, 50
 CONSISTENCY = {"cnn13": 100.0, "small": 30.0}
@@ -48,17 +49,22 @@ class Holding:
 
 def own_data_defaults(config: Config, dataset: Dataset, *, gpu: bool) -> Config:
     """The configuration for these data, with everything filled in that nobody gave."""
+    named = "name" in config.method.model_fields_set
     config = config.model_copy(update={"split": filled(config.split, validation=validation_images(config, dataset))})
     holding = holding_of(config, dataset)
     if dataset.domains is not None:
         config = _adapting(config)
-    elif not holding.unlabelled and config.data.extra is None:
-        config = config.model_copy(update={"method": filled(config.method, name="supervised")})
+    else:
+        config = config.model_copy(update={"method": filled(config.method, name=_name(config, holding, gpu))})
+    if not named:
+        refuse_unused(config.method.name, config.method.model_fields_set)
     side = holding.side
     on_cnn13 = gpu and 12 <= side < LARGE
     model = filled(config.model, name="cnn13" if on_cnn13 else "small")
     if gpu and model.name == "small" and side >= LARGE:
         model = filled(model, width=64)
+    if method_class(config.method.name).strong_views:
+        model = filled(model, heads=1)
     schedule = filled(config.schedule, epochs=EPOCHS_ON_GPU if gpu else EPOCHS)
     epochs = max(schedule.epochs, 1)
     length = schedule.length if "length" in schedule.model_fields_set else epochs * 5 / 6
@@ -72,7 +78,8 @@ def own_data_defaults(config: Config, dataset: Dataset, *, gpu: bool) -> Config:
         "method": filled(config.method, **_method(config.method, model.name, holding, epochs)),
         "evaluation": filled(config.evaluation, every=every, refresh=REFRESH, batch=_evaluation_batch(side)),
         "checkpoint": filled(config.checkpoint, every=every),
-        "optimiser": filled(config.optimiser, lr=_rate(config.method.name, model, holding)),
+        # The paper's rate, but a low one for weights that know something already.
+        "optimiser": filled(config.optimiser, lr=0.01 if model.pretrained else 0.1),
     }
     return resolved(config.model_copy(update=sections))
 
@@ -87,6 +94,19 @@ def _adapting(config: Config) -> Config:
         return config
     augment = filled(config.augment, warp=True, affine=0.1, noise=0.1, standardise=True)
     return config.model_copy(update={"method": method, "augment": augment, "model": filled(config.model, heads=1)})
+
+
+def _name(config: Config, holding: Holding, gpu: bool) -> str:
+    """FixMatch where it was compared with Mean Teacher and won (docs/frontier.md): on a CPU, unlabelled images alike.
+
+    Extra images get Mean Teacher, as in the paper. So does a person who gives settings of [method] without its name,
+    unless they are FixMatch's alone: a weight means something else to each.
+    """
+    if not holding.unlabelled and config.data.extra is None:
+        return "supervised"
+    given = config.method.model_fields_set
+    meant = given and given <= method_class("mean-teacher").settings
+    return "mean-teacher" if gpu or config.data.extra is not None or meant else "fixmatch"
 
 
 def validation_images(config: Config, dataset: Dataset) -> int:
@@ -152,7 +172,7 @@ def _method(method: MethodConfig, network: str, holding: Holding, epochs: int) -
     The squared difference is a mean over the classes, so that its sum would weigh the same with any number of them if
     the weight grew in proportion; the paper's stays the same for 10 and 100. It grows with the root, between the two.
     """
-    if method.name == "self-ensembling":
+    if method.name in ("self-ensembling", "fixmatch", "flexmatch", "freematch"):
         return MethodConfig(name=method.name).model_dump(include={"weight", "ramp", "threshold", "teacher_decay"})
     if method.name.startswith("vat"):
         channels, height, width = holding.shape
@@ -163,17 +183,6 @@ def _method(method: MethodConfig, network: str, holding: Holding, epochs: int) -
     else:
         weight /= 10
     return {"weight": float(f"{weight:.2g}"), "ramp": epochs / (2.25 if method.name == "temporal-ensembling" else 12)}
-
-
-def _rate(method: str, model: ModelConfig, holding: Holding) -> float:
-    """SGD's rate: the paper's, but low for weights that know something already.
-
-    Supervised training of the small network does better with a high one on grey images (digits, USPS, MNIST) and worse
-    on colour ones (STL-10).
-    """
-    if model.pretrained:
-        return 0.01
-    return 0.4 if method == "supervised" and model.name == "small" and holding.grey else 0.1
 
 
 def _evaluation_batch(side: int) -> int:
@@ -206,9 +215,10 @@ def described(config: Config, dataset: Dataset, *, gpu: bool, timed: bool = Fals
         lines.append(f"there are no unlabelled images: {alone}")
     flips = "horizontal flips" if augment.flip else "no flips"
     flips += ", as grey images are often digits or letters" if holding.grey and not augment.flip else ""
+    strong = ", and strong ones (augment.operations)" if method_class(method.name).strong_views else ""
     lines.append(
         f"network: {config.model.name} (model.name); views: shifted by up to {augment.translate} pixels "
-        f"(augment.translate), {flips} (augment.flip)"
+        f"(augment.translate), {flips} (augment.flip){strong}"
     )
     if not gpu and holding.side >= LARGE:
         lines.append(

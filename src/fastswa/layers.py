@@ -13,7 +13,9 @@ import tomli_w
 from pydantic import BaseModel, Field, ValidationError
 
 from fastswa.config import Config, Section, resolved, to_dict
+from fastswa.data.sources import SOURCES
 from fastswa.errors import RequestError
+from fastswa.methods import refuse_unused
 from fastswa.registry import nearest
 from fastswa.shorthands import written_out
 
@@ -74,6 +76,15 @@ def target_layer(name: str) -> Layer:
 def own_data_layer(source: str) -> Layer:
     """What to do with a person's own data when no recipe is named."""
     return {"data": {"source": source}, "averaging": AVERAGES}
+
+
+def refuse_idle(config: Config, given: Mapping[str, Any]) -> None:
+    """Refuse `given` settings of [method] that its method does not read.
+
+    Where one's own data are to choose the method, they see to it as well (fastswa.defaults).
+    """
+    if config.data.source in SOURCES or "name" in config.method.model_fields_set:
+        refuse_unused(config.method.name, given.get("method", {}))
 
 
 def file_layer(path: Path) -> Layer:

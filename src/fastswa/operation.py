@@ -1,7 +1,7 @@
-"""Functions that torch.compile takes for one operation each, whatever they do inside.
+"""Functions that torch.compile takes for one operation each, whatever they do inside, and compiling what calls them.
 
-As torch.library.custom_op, but its wrapper imports torch's compiler at the first call, which takes seconds even where
-nothing is compiled: a captured step calls these, and wants to start at once.
+They are as torch.library.custom_op's, but its wrapper imports torch's compiler at the first call, which takes seconds
+even where nothing is compiled: a captured step calls these, and wants to start at once.
 """
 
 from __future__ import annotations
@@ -56,3 +56,27 @@ def operation(
 ) -> Callable[[Callable[Given, Found]], Operation[Given, Found]]:
     """Make a function an operation; `mutates` names those of its tensors that it changes."""
     return lambda function: Operation(function, name, mutates, differentiable)
+
+
+def compiled(function: Callable[Given, Found], **options: Any) -> Callable[Given, Found]:
+    """torch.compile for the sizes at hand, always.
+
+    By default a second run in the same process, with other batches, would be compiled for any size, and be slower.
+    """
+    _name_briefly()
+    return torch.compile(function, dynamic=False, **options)
+
+
+def _name_briefly() -> None:
+    """Have the compiler name an operation that it meets for the first time, and not all that led to its inputs.
+
+    torch 2.11 spells that out for a line of its log, whether or not anybody reads it, and each thing as often as it is
+    used: for the sums of a residual network twice as much with every block, which took minutes for Shake-Shake.
+    """
+    from torch._inductor.exc import OperatorIssue
+
+    OperatorIssue.operator_str = staticmethod(_brief)  # type: ignore[method-assign]
+
+
+def _brief(target: Any, args: Any, kwargs: Any) -> str:
+    return f"  target: {target}"

@@ -126,7 +126,7 @@ def test_picked_pixels_are_convolved_as_two_groups(dtype: torch.dtype, bound: fl
     weight, direction = torch.randn(32, 48, 1, 1, device="cuda").to(dtype), torch.randn(5, 32, 6, 4, device="cuda")
     assert kernels.pickable(x)
     x, weight = x.requires_grad_(), weight.requires_grad_()
-    y = PickAndConvolve.apply(x, weight)
+    y = PickAndConvolve.apply(x, weight, False)
     assert y.is_contiguous(memory_format=torch.channels_last)
     found = [y, *torch.autograd.grad(y, (x, weight), direction.to(dtype))]
     plain_x, plain_weight = (t.detach().double().requires_grad_() for t in (x, weight))

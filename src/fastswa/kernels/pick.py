@@ -6,11 +6,14 @@ are one batched product that writes where the convolution's channels belong; not
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastswa import beside
 from fastswa.kernels.launch import kernel
 from fastswa.operation import operation
 
@@ -73,23 +76,38 @@ def _(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return _empty(x, (images, len(weight), height // 2, width // 2)), picked
 
 
-@operation("pick_and_convolve_backward")
-def pick_and_convolve_backward(dy: Tensor, picked: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of x and of the weight."""
+# Two operations, as for other convolutions: where one of the gradients is not asked for, it is not made.
+@operation("pick_and_convolve_input_gradient")
+def _input_gradient(dy: Tensor, weight: Tensor) -> Tensor:
     images, _, height, width = dy.shape
-    channels = picked.shape[2]
-    groups = _groups(dy.contiguous(memory_format=torch.channels_last))
-    back = torch.bmm(groups, _by_group(weight))
+    channels = weight.shape[1]
+    back = torch.bmm(_groups(dy.contiguous(memory_format=torch.channels_last)), _by_group(weight))
     dx = _empty(dy, (images, channels, 2 * height, 2 * width))
     size = back.numel() // 2
     _unpick_kernel[(triton.cdiv(4 * size, _BLOCK),)](back, dx, size, height, width, channels, BLOCK=_BLOCK)
-    return dx, torch.bmm(groups.transpose(1, 2), picked).view(weight.shape)
+    return dx
 
 
-@pick_and_convolve_backward.register_fake
-def _(dy: Tensor, picked: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+@_input_gradient.register_fake
+def _(dy: Tensor, weight: Tensor) -> Tensor:
     images, _, height, width = dy.shape
-    return _empty(dy, (images, picked.shape[2], 2 * height, 2 * width)), weight.new_empty(weight.shape)
+    return _empty(dy, (images, weight.shape[1], 2 * height, 2 * width))
+
+
+@operation("pick_and_convolve_weight_gradient")
+def _weight_gradient(dy: Tensor, picked: Tensor, weight: Tensor, alongside: bool) -> Tensor:
+    """If `alongside`, made on the second stream; whoever uses it meets that one first."""
+    groups = _groups(dy.contiguous(memory_format=torch.channels_last))
+    with beside.stream(dy.device) if alongside else nullcontext():
+        gradient = torch.bmm(groups.transpose(1, 2), picked).view(weight.shape)
+    if alongside:
+        beside.keep(groups, picked, gradient)
+    return gradient
+
+
+@_weight_gradient.register_fake
+def _(dy: Tensor, picked: Tensor, weight: Tensor, alongside: bool) -> Tensor:
+    return weight.new_empty(weight.shape)
 
 
 def _empty(like: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -97,14 +115,18 @@ def _empty(like: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 class PickAndConvolve(torch.autograd.Function):
-    """apply(x, weight): `pick_and_convolve` with its gradient."""
+    """apply(x, weight, alongside): `pick_and_convolve` with its gradient."""
 
     @staticmethod
-    def forward(ctx, x, weight):  # type: ignore[no-untyped-def]
+    def forward(ctx, x, weight, alongside):  # type: ignore[no-untyped-def]
         out, picked = pick_and_convolve(x, weight)
+        ctx.alongside = alongside
         ctx.save_for_backward(picked, weight)
         return out
 
     @staticmethod
     def backward(ctx, dy):  # type: ignore[no-untyped-def]
-        return pick_and_convolve_backward(dy, *ctx.saved_tensors)
+        picked, weight = ctx.saved_tensors
+        of_x, of_weight, _ = ctx.needs_input_grad
+        dweight = _weight_gradient(dy, picked, weight, ctx.alongside) if of_weight else None
+        return _input_gradient(dy, weight) if of_x else None, dweight, None

@@ -2,7 +2,8 @@
 
 out = skip + a norm(x) + (1 - a) norm(y), the gradient being that of the same sum with b instead of a; a and b are one
 number per image. The sum's ReLU is given twice, for the two branches that read it: what they send back is then added up
-in the same pass that sums for both norms, and one more writes both gradients. Tensors are channels last.
+in the same pass that sums for both norms, and one more writes both gradients. Tensors are channels last. Where nobody
+reads the sum, or its ReLU, an empty tensor stands for it, and its gradient is not asked for.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from fastswa.operation import operation
 def _join_kernel(
     x_ptr, y_ptr, skip_ptr, out_ptr, active_ptr, a_ptr,
     x_mean_ptr, x_rstd_ptr, x_weight_ptr, x_bias_ptr, y_mean_ptr, y_rstd_ptr, y_weight_ptr, y_bias_ptr,
-    rows, pixels, C, B: tl.constexpr, R: tl.constexpr,
+    rows, pixels, C, OUT: tl.constexpr, ACTIVE: tl.constexpr, B: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """The sum, and its ReLU."""
+    """The sum if OUT, and its ReLU if ACTIVE."""
     column = tl.program_id(1) * B + tl.arange(0, B)
     row = tl.program_id(0) * R + tl.arange(0, R)
     inside = row[:, None] < rows
@@ -35,19 +36,21 @@ def _join_kernel(
     offset = tl.load(y_bias_ptr + column) - tl.load(y_mean_ptr + column) * gain
     y = tl.load(y_ptr + place, mask=inside, other=0.0).to(tl.float32) * gain[None, :] + offset[None, :]
     out = tl.load(skip_ptr + place, mask=inside, other=0.0).to(tl.float32) + y + a * (x - y)
-    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
-    tl.store(active_ptr + place, tl.maximum(out, 0.0).to(active_ptr.dtype.element_ty), mask=inside)
+    if OUT:
+        tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
+    if ACTIVE:
+        tl.store(active_ptr + place, tl.maximum(out, 0.0).to(active_ptr.dtype.element_ty), mask=inside)
 
 
 @kernel
 def _sums_kernel(
     d_out_ptr, d_first_ptr, d_second_ptr, active_ptr, d_ptr, x_ptr, y_ptr, b_ptr, partial_ptr, counter_ptr, total_ptr,
     x_mean_ptr, x_rstd_ptr, y_mean_ptr, y_rstd_ptr, rows, pixels, C,
-    B: tl.constexpr, R: tl.constexpr, U: tl.constexpr, P: tl.constexpr,
+    OUT: tl.constexpr, ACTIVE: tl.constexpr, B: tl.constexpr, R: tl.constexpr, U: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """d, the sum's whole gradient: its own, and the two of its ReLU; by channel, sums of dx, dx xhat, dy and dy yhat.
+    """d, the sum's whole gradient: its own if OUT, and the two of its ReLU if ACTIVE.
 
-    dx = b d and dy = (1 - b) d are the norms' gradients.
+    By channel, sums of dx, dx xhat, dy and dy yhat; dx = b d and dy = (1 - b) d are the norms' gradients.
     """
     program, group, programs = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     column = group * B + tl.arange(0, B)
@@ -62,10 +65,13 @@ def _sums_kernel(
             row = start + part * R + tl.arange(0, R)
             inside = row[:, None] < rows
             place = row[:, None] * C + column[None, :]
-            d = tl.load(d_out_ptr + place, mask=inside, other=0.0).to(tl.float32)
-            back = tl.load(d_first_ptr + place, mask=inside, other=0.0).to(tl.float32)
-            back += tl.load(d_second_ptr + place, mask=inside, other=0.0).to(tl.float32)
-            d += tl.where(tl.load(active_ptr + place, mask=inside, other=0.0) > 0, back, 0.0)
+            d = tl.zeros([R, B], tl.float32)
+            if OUT:
+                d += tl.load(d_out_ptr + place, mask=inside, other=0.0).to(tl.float32)
+            if ACTIVE:
+                back = tl.load(d_first_ptr + place, mask=inside, other=0.0).to(tl.float32)
+                back += tl.load(d_second_ptr + place, mask=inside, other=0.0).to(tl.float32)
+                d += tl.where(tl.load(active_ptr + place, mask=inside, other=0.0) > 0, back, 0.0)
             rounded = d.to(d_ptr.dtype.element_ty)
             tl.store(d_ptr + place, rounded, mask=inside)
             d = rounded.to(tl.float32)
@@ -127,26 +133,40 @@ def shake_join(
     x_norm: list[Tensor],
     y_norm: list[Tensor],
     forward: Tensor,
-    backward: Tensor,
+    wants_out: bool,
+    wants_active: bool,
 ) -> tuple[Tensor, Tensor]:
     """skip + forward norm(x) + (1 - forward) norm(y), and its ReLU; a norm is mean, rstd, weight and bias by channel.
 
-    `forward` and `backward` are (N,), in 32 bits. The means and deviations count as functions of x and y.
+    `forward` is (N,), in 32 bits. The means and deviations count as functions of x and y. What is not wanted is empty.
     """
     channels, pixels = x.shape[1], x.shape[2] * x.shape[3]
     rows = x.numel() // channels
-    out, active = torch.empty_like(x), torch.empty_like(x)
+    out, active = _wanted(x, wants_out), _wanted(x, wants_active)
     tiling = mapping(rows, channels, 4096)
     _join_kernel[(tiling.programs, tiling.groups)](
         x, y, skip.contiguous(memory_format=torch.channels_last), out, active, forward, *x_norm, *y_norm, rows, pixels,
-        C=channels, B=tiling.B, R=tiling.R, num_warps=8,
+        C=channels, OUT=wants_out, ACTIVE=wants_active, B=tiling.B, R=tiling.R, num_warps=8,
     )  # fmt: skip
     return out, active
 
 
 @shake_join.register_fake
-def _(x: Tensor, *others: object) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(x)
+def _(
+    x: Tensor,
+    y: Tensor,
+    skip: Tensor,
+    x_norm: list[Tensor],
+    y_norm: list[Tensor],
+    forward: Tensor,
+    wants_out: bool,
+    wants_active: bool,
+) -> tuple[Tensor, Tensor]:
+    return _wanted(x, wants_out), _wanted(x, wants_active)
+
+
+def _wanted(like: Tensor, wanted: bool) -> Tensor:
+    return torch.empty_like(like) if wanted else like.new_empty(0)
 
 
 @operation("shake_join_backward")
@@ -161,10 +181,16 @@ def shake_join_backward(
     y_norm: list[Tensor],
     backward: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of skip, x and y, and (4, C): those of x's bias and weight and of y's."""
+    """The gradients of skip, x and y, and (4, C): those of x's bias and weight and of y's.
+
+    Empty gradients are those of empty tensors.
+    """
     channels, pixels = x.shape[1], x.shape[2] * x.shape[3]
     rows = x.numel() // channels
-    given = (each.contiguous(memory_format=torch.channels_last) for each in (d_out, d_first, d_second))
+    given = (
+        each.contiguous(memory_format=torch.channels_last) if each.numel() else each
+        for each in (d_out, d_first, d_second)
+    )
     d = torch.empty_like(x)
     tiling = summing(rows, channels, unroll=2, warps=8, programs=2 * PROCESSORS)
     partial = torch.empty(tiling.groups * tiling.programs * 4 * tiling.B, dtype=torch.float32, device=x.device)
@@ -172,7 +198,8 @@ def shake_join_backward(
     _sums_kernel[(tiling.programs, tiling.groups)](
         *given, active, d, x, y, backward, partial, counter(x.device, tiling.groups), total,
         *x_norm[:2], *y_norm[:2], rows, pixels,
-        C=channels, B=tiling.B, R=tiling.R, U=tiling.U, P=tiling.warps * 8, num_warps=tiling.warps,
+        C=channels, OUT=d_out.numel() > 0, ACTIVE=d_first.numel() > 0,
+        B=tiling.B, R=tiling.R, U=tiling.U, P=tiling.warps * 8, num_warps=tiling.warps,
     )  # fmt: skip
     dx, dy = torch.empty_like(x), torch.empty_like(y)
     tiling = mapping(rows, channels, 4096)
@@ -194,12 +221,13 @@ def _(
 class ShakeJoin(torch.autograd.Function):
     """`shake_join`, its ReLU twice, with the gradients of everything but means, deviations and mixing numbers.
 
-    apply(x, y, skip, mean, rstd, weight, bias of x, the same of y, forward, backward)
+    apply(wants_out, wants_active, x, y, skip, mean, rstd, weight, bias of x, the same of y, forward, backward)
     """
 
     @staticmethod
-    def forward(ctx, x, y, skip, *others):  # type: ignore[no-untyped-def]
-        out, active = shake_join(x, y, skip, list(others[:4]), list(others[4:8]), others[8], others[9])
+    def forward(ctx, wants_out, wants_active, x, y, skip, *others):  # type: ignore[no-untyped-def]
+        norms = list(others[:4]), list(others[4:8])
+        out, active = shake_join(x, y, skip, *norms, others[8], wants_out, wants_active)
         ctx.save_for_backward(x, y, active, *others)
         return out, active, active.detach()
 
@@ -209,4 +237,5 @@ class ShakeJoin(torch.autograd.Function):
         d, dx, dy, total = shake_join_backward(
             d_out, d_first, d_second, active, x, y, others[:4], others[4:8], others[9]
         )
-        return dx, dy, d, None, None, total[1], total[0], None, None, total[3], total[2], None, None
+        norms = None, None, total[1], total[0], None, None, total[3], total[2]
+        return None, None, dx, dy, d, *norms, None, None

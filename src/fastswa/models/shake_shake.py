@@ -83,7 +83,7 @@ class _Downsample(nn.Module):
         if (self.training or not torch.is_grad_enabled()) and kernels.pickable(active):
             from fastswa.kernels.pick import PickAndConvolve
 
-            x = PickAndConvolve.apply(active.to(weight.dtype), weight)
+            x = PickAndConvolve.apply(active.to(weight.dtype), weight, weights.beside)
         else:
             pixels = active.permute(0, 2, 3, 1)
             picked = (pixels[:, 0::2, 0::2], pixels[:, 1::2, 1::2])
@@ -93,11 +93,14 @@ class _Downsample(nn.Module):
 
 
 class _Block(nn.Module):
-    """Two branches mixed at random, plus the skip path."""
+    """Two branches mixed at random, plus the skip path.
 
-    def __init__(self, name: str, inputs: int, outputs: int, stride: int) -> None:
+    `after` is what reads the sum: a "block" (it and its ReLU), one that "halves" the size (its ReLU), or the "heads".
+    """
+
+    def __init__(self, name: str, inputs: int, outputs: int, stride: int, after: str = "block") -> None:
         super().__init__()
-        self.name = name
+        self.name, self.after = name, after
         self.branch1 = _Branch(inputs, outputs, stride)
         self.branch2 = _Branch(inputs, outputs, stride)
         self.skip: nn.Module | None = None
@@ -109,7 +112,10 @@ class _Block(nn.Module):
     def forward(
         self, x: Tensor, first: Tensor, second: Tensor, weights: Weights, noise: Noise | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """For x and its ReLU, once for each branch, the block's output and its ReLU, twice."""
+        """For x and its ReLU, once for each branch, the block's output and its ReLU, twice.
+
+        One that nobody reads may be left empty.
+        """
         skip = x if self.skip is None else self.skip(x, first, weights)
         a, b = self.branch1(first, weights), self.branch2(second, weights)
         forward, backward = self._mixing(a, noise)
@@ -118,7 +124,7 @@ class _Block(nn.Module):
 
             one, two = self.branch1.norm2, self.branch2.norm2
             joined: tuple[Tensor, Tensor, Tensor] = ShakeJoin.apply(
-                a, b, skip, *statistics(one, a), one.weight, one.bias,
+                self.after != "halves", self.after != "heads", a, b, skip, *statistics(one, a), one.weight, one.bias,
                 *statistics(two, b), two.weight, two.bias, forward, backward,
             )  # fmt: skip
             return joined
@@ -160,7 +166,8 @@ class ShakeShake(Convolutional):
             outputs = width * 2**stage
             for block in range(blocks):
                 stride = 2 if stage > 0 and block == 0 else 1
-                layers.append(_Block(f"block{len(layers) + 1}", inputs, outputs, stride))
+                after = "block" if block < blocks - 1 else "halves" if stage < 2 else "heads"
+                layers.append(_Block(f"block{len(layers) + 1}", inputs, outputs, stride, after))
                 inputs = outputs
         self.blocks = nn.ModuleList(layers)
         self.heads = Heads(inputs, classes, heads)

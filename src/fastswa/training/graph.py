@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from fastswa import beside
 from fastswa.training.state import preserved
 
 
@@ -15,10 +16,11 @@ def captured(
 ) -> Callable[[], None]:
     """What replays `work` as one CUDA graph; the tensors that it changes are left as they were.
 
-    It runs three times first, on a stream of its own and each time after `before`, so that whatever it makes once is
-    made.
+    It runs three times first, each time after `before`, so that whatever it makes once is made, and is captured on the
+    same stream, which is its own: what libraries keep for a stream, such as room to add up parts of a product, is then
+    not shared with other graphs that run at the same time.
     """
-    with preserved(changed):
+    with preserved(changed), beside.tidied():
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -28,7 +30,7 @@ def captured(
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads may write checkpoints meanwhile.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             work()
 
     def replay() -> None:

@@ -19,6 +19,7 @@ from fastswa.data.augment import Augment
 from fastswa.methods.method import Batch, Terms
 from fastswa.models.convolution import Convolutional
 from fastswa.noise import Noise
+from fastswa.operation import compiled
 from fastswa.training.device import Compute, keep_freed_memory
 from fastswa.training.feed import Feed, StepValues
 from fastswa.training.graph import captured
@@ -155,12 +156,12 @@ def launcher(step: Step, compute: Compute) -> Callable[[], None]:
 
         # What is compiled is found again by the next start, functions with gradients of their own included.
         torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
-        step.target = torch.compile(step.target)  # type: ignore[method-assign]
-        step.losses = torch.compile(step.losses, options=_NOT_REUSED)  # type: ignore[method-assign]
+        step.target = compiled(step.target)  # type: ignore[method-assign]
+        step.losses = compiled(step.losses, options=_NOT_REUSED)  # type: ignore[method-assign]
         if not step.state.optimiser.moves_teacher:
-            step.update = torch.compile(step.update)  # type: ignore[method-assign]
+            step.update = compiled(step.update)  # type: ignore[method-assign]
         if any(average.inside and not average.at_once for average in step.state.averages.values()):
-            step.average = torch.compile(step.average)  # type: ignore[method-assign]
+            step.average = compiled(step.average)  # type: ignore[method-assign]
     if not compute.captures:
         return step
     step.rehearse()

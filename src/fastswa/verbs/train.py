@@ -13,8 +13,7 @@ from fastswa.errors import RequestError
 def run(arguments: Arguments) -> int:
     began = time.monotonic()
     from fastswa.data.sources import SOURCES
-    from fastswa.layers import build_config, file_layer, flag_layer, target_layer, to_toml
-    from fastswa.methods import refuse_unused
+    from fastswa.layers import build_config, file_layer, flag_layer, refuse_idle, target_layer, to_toml
 
     layers: list[dict[str, Any]] = []
     name = None
@@ -32,7 +31,7 @@ def run(arguments: Arguments) -> int:
 
         layers.append(parent_layer(parent))
     config = build_config(*layers, flags)
-    refuse_unused(config.method.name, flags.get("method", {}))
+    refuse_idle(config, flags)
     if "--print-config" in arguments:
         if config.data.source not in SOURCES:
             from fastswa.training.setup import load_data, with_data_defaults
