@@ -116,7 +116,11 @@ def test_classes_come_as_often_as_they_have_labels_or_equally_often_on_request()
 def test_the_learning_rate_follows_what_there_is_to_learn() -> None:
     dataset = data([0, 1] * 50)
     assert chosen(dataset).optimiser.lr == 0.1
-    assert chosen(dataset, {"method": {"name": "supervised"}}).optimiser.lr == 0.1
+    alone = {"method": {"name": "supervised"}}
+    assert chosen(dataset, alone).optimiser.lr == 0.1
+    assert chosen(data([0, 1] * 50, shape=(1, 16, 16)), alone).optimiser.lr == 0.4
+    assert chosen(data([0, 1] * 50, shape=(3, 16, 16)), alone).optimiser.lr == 0.1
+    assert chosen(data([0, 1] * 50, shape=(1, 16, 16)), alone | {"model": {"name": "cnn13"}}).optimiser.lr == 0.1
     assert chosen(dataset, {"model": {"name": "timm:resnet18", "pretrained": True}}).optimiser.lr == 0.01
     assert chosen(dataset, {"optimiser": {"name": "adamw"}}).optimiser.lr == 0.001
     assert chosen(dataset, {"optimiser": {"lr": 0.3}}).optimiser.lr == 0.3
