@@ -187,6 +187,15 @@ def test_the_command_on_the_digits(command: Command, monkeypatch: pytest.MonkeyP
     assert "One training step on cpu" in command(*words).out
 
 
+def test_only_the_digits_network_where_there_is_no_gpu(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(bench, "run_bench", lambda models, *_, **__: asked.append(models) or 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert command("bench").code == 0
+    assert command("bench", "--models", "small,cnn13").code == 0
+    assert asked == [["small"], ["small", "cnn13"]]
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -102,6 +102,9 @@ class BatchConfig(Section):
         None, description="steps in an epoch; none given: one pass over the unlabelled images"
     )
     balanced: bool = Field(False, description="each class equally often among the labelled images of a step")
+    reuse_labelled: bool = Field(
+        False, description="labelled images serve as unlabelled ones too, as FixMatch's authors have it; not with target"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> BatchConfig:
@@ -328,6 +331,14 @@ class Config(Section):
         taken = sorted({"student", "teacher"} & self.averaging.keys())
         if taken:
             raise ValueError(f"averaging.{taken[0]}: '{taken[0]}' is the name of a trained network, choose another")
+        return self
+
+    @model_validator(mode="after")
+    def _reused(self) -> Config:
+        if self.batch.reuse_labelled and self.data.target is not None:
+            raise ValueError(
+                "batch.reuse_labelled: of two domains the unlabelled images are the target's alone; leave it out"
+            )
         return self
 
 

@@ -190,6 +190,26 @@ def test_runs_side_by_side_are_bit_equal_to_solo_runs(command: Command, tmp_path
             )
 
 
+def test_graphs_that_run_at_the_same_time_share_nothing() -> None:
+    """Two of Shake-Shake in 16 bits, whose products are added up in parts: each ends as it does alone."""
+    flags = ["--model", "shake-shake-26-2x96d", "--engine", "graph", "--deterministic"]
+    configs = [config_of(*flags, "--seed", str(seed)) for seed in (3, 4)]
+    alone = [trained(config, 10) for config in configs]
+    pairs = [built(config) for config in configs]
+    compute = choose_compute(configs[0].device)
+    streams = [torch.cuda.Stream() for _ in pairs]
+    with settings_of(compute):
+        launches = [launcher(step, compute) for *_, step in pairs]
+        torch.cuda.synchronize()
+        for _ in range(10):
+            for stream, launch in zip(streams, launches, strict=True):
+                with torch.cuda.stream(stream):
+                    launch()
+        torch.cuda.synchronize()
+    for expected, (_, state, _, _) in zip(alone, pairs, strict=True):
+        assert all(torch.equal(expected[name], tensor) for name, tensor in state.tensors().items())
+
+
 @pytest.mark.parametrize("engine", ["eager", "graph", "compiled"])
 def test_errors_in_bf16_after_thirty_epochs_differ_less_than_seeds_do(
     engine: str, command: Command, tmp_path: Path

@@ -86,6 +86,31 @@ def test_a_networks_gradients_are_the_same_with_the_second_stream() -> None:
     assert distance(found[1], found[0]) < 5e-3
 
 
+def test_shake_shakes_gradients_are_the_same_with_the_second_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 16 bits, in which weights are cast together and their gradients, the skip's included, may be made beside."""
+    from fastswa.noise import Noise
+
+    network = made(ShakeShake, depth=14, width=32).train()
+    x = torch.randn(16, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
+    noise = Noise(torch.tensor([5, 7], dtype=torch.int32, device="cuda"))
+    kept = []
+    keep = beside.keep
+    monkeypatch.setattr(beside, "keep", lambda *tensors: (kept.append(tensors), keep(*tensors)))
+    found = []
+    for flag in (False, True):
+        network.beside = flag
+        assert len(kept) == 0
+        with torch.autocast("cuda", torch.bfloat16):
+            logits = network(x, noise).logits.float()
+        loss = F.cross_entropy(logits, torch.arange(16, device="cuda") % 10)
+        gradients = torch.autograd.grad(loss, list(network.parameters()), allow_unused=True, materialize_grads=True)
+        found.append(torch.cat([gradient.flatten() for gradient in gradients]))
+    layers = [module for module in network.modules() if isinstance(module, nn.Conv2d)]
+    # All but the stem, whose three channels are filled up.
+    assert len(kept) == len(layers) - 1
+    assert distance(found[1], found[0]) < 1e-2
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_a_shake_shake_block_is_the_plain_one(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from fastswa.noise import Noise

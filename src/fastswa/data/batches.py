@@ -18,6 +18,7 @@ class BatchPlan:
     The training images are numbered from 0 and `extras` extra unlabelled ones from `first_extra` on, of which each
     epoch draws `extra_per_epoch` anew. With `windowed` only the epoch's draw lies on the device, in that order.
     `classes` are those of the labelled images where each class is to come equally often, None where each image is.
+    `unlabelled_images` may hold the labelled ones too: in an unlabelled place of a row nobody looks at their labels.
     """
 
     labelled_images: np.ndarray
@@ -33,7 +34,7 @@ class BatchPlan:
 
     @property
     def unlabelled(self) -> int:
-        """How many images there are without a label, the extra ones included."""
+        """How many images the unlabelled places are drawn from, the extra ones included."""
         return len(self.unlabelled_images) + self.extras
 
     def epoch(self, seed: int, epoch: int, purpose: str = "batches") -> np.ndarray:
@@ -78,10 +79,12 @@ def plan_batches(
     extras: int = 0,
     extra_per_epoch: int | None = None,
     two_domains: bool = False,
+    reuse_labelled: bool = False,
 ) -> BatchPlan:
     """The plan of a run: an epoch is one pass over the unlabelled images, the incomplete last batch dropped.
 
-    The unlabelled images are those of the split and the extra ones, or as many of these as an epoch may draw.
+    The unlabelled images are those of the split and the extra ones, or as many of these as an epoch may draw; with
+    `reuse_labelled` the labelled ones are among them, and still come as labelled ones as often as without.
     Where nothing is unlabelled the whole batch is labelled and an epoch is one pass over the labelled images.
     `labelled_only` (supervised training) fills whole batches with labelled images for as many steps as the
     other methods take. Where `steps` are given, a batch may hold an image more than once. With `two_domains` the
@@ -89,6 +92,8 @@ def plan_batches(
     other one is gone through as often as that takes.
     """
     unlabelled = split.unlabelled
+    if reuse_labelled:
+        unlabelled = np.sort(np.concatenate([unlabelled, split.labelled]))
     drawn = extras if extra_per_epoch is None else min(extra_per_epoch, extras)
     available = len(unlabelled) + drawn
     if available == 0:

@@ -43,8 +43,8 @@ class Material:
     """What a run trains on and is measured by. `labels` hides those of all but the labelled images.
 
     `pixels` is (N, H, W, C) on the device: the training images, then the extra ones or a `window` on these. `truth`
-    (N,) holds every label that is known, -1 for none and for a target's: what a run says of itself may rest on it, what
-    it learns may not. `agreement` is measured on images of the target, where there is one.
+    (N,) holds every label that is known, -1 for none, for a target's and for labelled images that serve as unlabelled
+    ones too: what a run says of itself may rest on it, what it learns may not. `agreement` is measured on images of the target, where there is one.
     """
 
     split: Split
@@ -164,6 +164,7 @@ def prepare(
         extras=0 if extra is None else len(extra),
         extra_per_epoch=config.data.extra_per_epoch,
         two_domains=dataset.domains is not None,
+        reuse_labelled=config.batch.reuse_labelled,
     )
     _, height, width = dataset.train.shape
     if config.augment.translate >= min(height, width):
@@ -195,6 +196,8 @@ def prepare(
     )
     truth = torch.full((len(pixels),), UNLABELLED, dtype=torch.int64)
     truth[: len(dataset.train)] = torch.from_numpy(dataset.train.labels)
+    if config.batch.reuse_labelled:  # guesses at labels that are trained on would flatter the others
+        truth[torch.from_numpy(split.labelled)] = UNLABELLED
     return Material(
         split=split,
         plan=plan,

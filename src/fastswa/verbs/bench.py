@@ -7,9 +7,12 @@ from fastswa.arguments import COMMON, Arguments, Verb
 
 def run(arguments: Arguments) -> int:
     from fastswa.bench import CASES, run_bench
+    from fastswa.config import DeviceConfig
+    from fastswa.training.device import choose_compute
 
     device = arguments.options.get("--device", "auto")
-    default = "small" if device == "cpu" else ",".join(CASES)
+    on_cpu = choose_compute(DeviceConfig(name=device)).device.type == "cpu"
+    default = "small" if on_cpu else ",".join(CASES)
     return run_bench(
         arguments.options.get("--models", default).split(","),
         device,
