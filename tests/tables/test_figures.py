@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from made_up import write_result
 
+from conftest import Command
 from fastswa.errors import RequestError
 from fastswa.layers import build_config
 from fastswa.tables.bars import bars_of
 from fastswa.tables.figures import Curve, averaged_epochs, curves, figure, figure_names, rate
 from fastswa.tables.measured import by_row, load_results
-from fastswa.tables.rows import all_rows
+from fastswa.tables.rows import TABLES, all_rows
 
 PI = "cifar10-cnn-pi-4k"
 
@@ -104,7 +105,21 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
         figure("scedule", tmp_path, tmp_path)
     with pytest.raises(RequestError, match=f"no result of {PI} is there"):
         figure(PI, tmp_path, tmp_path)
+    with pytest.raises(RequestError) as caught:
+        figure("soa", tmp_path, tmp_path)
+    assert str(caught.value) == (
+        "unknown figure 'soa'; there are: schedule, cifar10-cnn, cifar10-shake-short, cifar10-shake-long, "
+        "cifar100-cnn, cifar100-shake-short, and any recipe of these tables (`fastswa recipes`)."
+    )
     (tmp_path / "file").touch()
     with pytest.raises(RequestError, match="cannot write into"):
         figure("schedule", tmp_path, tmp_path / "file")
     assert len(figure_names()) == 1 + 5 + 64
+
+
+def test_help_and_a_missing_name_list_the_figures(command: Command) -> None:
+    said, refused = command("figure", "--help").out, command("figure")
+    assert refused.code == 2
+    for name in ("schedule", *TABLES):
+        assert name in said
+        assert name in refused.err

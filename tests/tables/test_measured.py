@@ -77,6 +77,7 @@ def test_extra_images_are_known_by_the_files_name(tmp_path: Path) -> None:
         ({"schedule": {"cycle": 20}}, None),
         ({"device": {"precision": "bf16"}}, MT),
         ({"device": {"precision": "fp64"}}, None),
+        ({"device": {"deterministic": True}}, MT),
     ],
 )
 def test_a_run_belongs_where_its_settings_say(tmp_path: Path, changes: dict[str, Any], row: str | None) -> None:

@@ -28,6 +28,10 @@ NAMES = {"student": "student", "teacher": "teacher (EMA)", "ema": "EMA", "swa": 
 _ASIDE = {"student": -1, "teacher": 0, "ema": 1, "swa": -0.5, "fast-swa": 0.5}
 
 
+# All of them in one sentence: the recipes are too many to be named.
+OFFERED = f"there are: schedule, {', '.join(TABLES)}, and any recipe of these tables (`fastswa recipes`)."
+
+
 def figure_names() -> list[str]:
     """What can be drawn: the schedule, a bar plot a table, error against epoch a recipe."""
     return ["schedule", *TABLES, *all_rows()]
@@ -36,7 +40,7 @@ def figure_names() -> list[str]:
 def figure(name: str, results: Path | None, out: Path) -> list[Path]:
     """Draw a figure into the folder `out` as NAME.svg and NAME.png, and give the two paths."""
     if name not in figure_names():
-        raise RequestError(f"unknown figure '{name}'; {nearest(name, figure_names())}")
+        raise RequestError(f"unknown figure '{name}'; {nearest(name, figure_names(), OFFERED)}")
     if name == "schedule":
         drawn = draw_schedule()
     elif name in TABLES:

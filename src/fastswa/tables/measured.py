@@ -1,6 +1,7 @@
 """What results/*.json measured, matched to the runs behind the paper's tables.
 
-A file belongs to a run when its settings are the recipe's, but for the seeds and for what a resume may change.
+A file belongs to a run when its settings are the recipe's, but for the seeds, for what a resume may change and for
+whether every number was to come out the same again.
 Averages are told apart by what they average, not by name, so a run may carry any number of others. A run that stopped
 early belongs to its row too, and has nothing to say where the others go on.
 """
@@ -21,7 +22,7 @@ from fastswa.errors import RequestError
 from fastswa.layers import build_config
 from fastswa.tables.rows import Row, all_rows
 
-_FREE = {*RESUMABLE, "seed", "split.seed"}
+_FREE = {*RESUMABLE, "seed", "split.seed", "device.deterministic"}
 # Files, which lie elsewhere on every machine: their names are what counts.
 _FILES = ("data.extra", "data.extra_file")
 

@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 from fastswa.arguments import COMMON, Arguments, Verb, results
+from fastswa.errors import RequestError
 
 
 def run(arguments: Arguments) -> int:
-    from fastswa.tables.figures import figure
+    from fastswa.tables.figures import OFFERED, figure
 
+    if not arguments.targets:
+        raise RequestError(f"name a figure; {OFFERED}")
     paths = figure(arguments.target("figure"), results(arguments), Path(arguments.options.get("--out", "figures")))
     print(json.dumps([str(path) for path in paths]) if "--json" in arguments else "\n".join(map(str, paths)))
     return 0
@@ -21,5 +24,10 @@ VERB = Verb(
     "figure NAME [--out FOLDER]",
     "a figure as SVG and PNG: schedule, a table as bars, or a recipe's error against epoch",
     {"--out": True, "--results": True, **COMMON},
-    details="NAME: schedule, a table of `fastswa table`, or a recipe with results; --results FOLDER (results).",
+    details=(
+        "NAME: schedule (the learning rate, and what is averaged); cifar10-cnn, cifar10-shake-short,\n"
+        "cifar10-shake-long, cifar100-cnn or cifar100-shake-short (a table as bars); or a recipe of these tables\n"
+        "that has results (error against epoch; `fastswa recipes` lists them).\n"
+        "Written to --out FOLDER (figures) from --results FOLDER (results)."
+    ),
 )
