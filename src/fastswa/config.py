@@ -103,7 +103,7 @@ class BatchConfig(Section):
     )
     balanced: bool = Field(False, description="each class equally often among the labelled images of a step")
     reuse_labelled: bool = Field(
-        False, description="labelled images serve as unlabelled ones too, as FixMatch's authors have it; not with target"
+        False, description="labelled images serve as unlabelled ones too, as in the papers on FixMatch and its kin"
     )
 
     @model_validator(mode="after")

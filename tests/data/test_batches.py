@@ -182,6 +182,34 @@ def test_extra_images_are_drawn_anew_each_epoch_and_come_once_in_it() -> None:
     assert not np.array_equal(plan.drawn(5, 0), plan.drawn(5, 0, "refresh"))
 
 
+def test_labelled_images_can_serve_as_unlabelled_ones_too() -> None:
+    """One shuffle of all 503 images and not of 463; as labelled ones they come as before."""
+    plan = plan_of(40, 463, 20, 8, reuse_labelled=True)
+    assert (plan.unlabelled, plan.steps) == (503, 503 // 12)
+    matrix = plan.epoch(0, 3)
+    places = matrix[:, 8:].flatten()
+    assert len(np.unique(places)) == len(places) == 41 * 12
+    assert 40 - (503 - len(places)) <= (places < 40).sum() <= 40
+    assert matrix[:, :8].max() < 40
+    assert np.array_equal(matrix, plan_of(40, 463, 20, 8, reuse_labelled=True).epoch(0, 3))
+    assert not np.array_equal(matrix, plan.epoch(0, 4))
+
+
+def test_where_all_are_labelled_and_serve_twice_rows_have_places_of_both_kinds() -> None:
+    plan = plan_of(60, 0, 20, 8, reuse_labelled=True)
+    assert (plan.labelled, plan.unlabelled, plan.steps) == (8, 60, 5)
+    assert np.array_equal(np.sort(plan.epoch(0, 0)[:, 8:].flatten()), np.arange(60))
+    with pytest.raises(RequestError, match="leaves no room for unlabelled images in a batch of 20"):
+        plan_of(60, 0, 20, 20, reuse_labelled=True)
+
+
+def test_extra_images_and_labelled_ones_that_serve_twice_share_the_places() -> None:
+    plan = plan_of(10, 20, 12, 4, first_extra=30, extras=200, extra_per_epoch=50, reuse_labelled=True)
+    assert (plan.unlabelled, plan.steps) == (230, 80 // 8)
+    places = plan.epoch(1, 2)[:, 4:].flatten()
+    assert np.array_equal(np.sort(places), np.concatenate([np.arange(30), 30 + plan.drawn(1, 2)]))
+
+
 def test_labelled_images_are_never_extra_ones() -> None:
     matrix = extra_plan(1000, 90).epoch(0, 0)
     assert matrix[:, :8].max() < 40

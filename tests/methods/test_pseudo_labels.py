@@ -258,6 +258,23 @@ def test_primed_all_pass(name: str) -> None:
     assert int(method.memory["passed"].sum()) == 18
 
 
+@pytest.mark.parametrize("decay", [0.1, 0.999])
+def test_primed_the_fairness_of_one_class_alone_has_a_gradient(decay: float) -> None:
+    """One strong view is one class: norm(p / h) is 1 whatever the weights are, and a probe would see nothing move."""
+
+    def slope(primed: bool) -> float:
+        method, student = method_of("freematch", images=3, threshold_decay=decay), Toy(1)
+        method.memory["certainty"].zero_()
+        if primed:
+            method.prime()
+        terms = method.losses(make_batch(labelled=2, size=3), student, None)
+        found = torch.autograd.grad(terms["fairness"], list(student.parameters()), allow_unused=True)
+        return max(float(gradient.abs().max()) for gradient in found if gradient is not None)
+
+    assert slope(primed=False) < 1e-12
+    assert slope(primed=True) > 1e-6
+
+
 def test_weight_and_ramp_are_the_papers_unless_given() -> None:
     assert [method_of(name).weight(0.0) for name in KIN] == [1.0] * 3
     assert method_of("fixmatch", weight=4.0, ramp=2.0).weight(2.0) == 4.0

@@ -9,10 +9,22 @@ import torch
 
 from conftest import Command
 from fastswa.layers import build_config, recipe_layer
+from fastswa.methods.flexmatch import FlexMatch
 from fastswa.training.feed import learning_rate
 from fastswa.training.refresh import refresh_batches
 from fastswa.training.state import State
-from tiny_runs import FLAGS, METHODS, assert_identical, make_trainer, metrics, tiny, train
+from tiny_runs import (
+    FLAGS,
+    METHODS,
+    StoppingWatcher,
+    assert_identical,
+    assert_same_run,
+    go_on,
+    make_trainer,
+    metrics,
+    tiny,
+    train,
+)
 
 KIN = ["fixmatch", "flexmatch", "freematch"]
 
@@ -52,6 +64,44 @@ def test_scrambled_labels_of_unlabelled_images_change_nothing_but_the_error(meth
     (first, error), (second, other) = run(False), run(True)
     assert_identical(first.tensors(), second.tensors())
     assert error < other == 100
+
+
+@pytest.mark.parametrize("method", KIN)
+def test_with_labelled_images_reused_a_stopped_run_ends_as_an_undisturbed_one(method: str, tmp_path: Path) -> None:
+    config = tiny({"method": METHODS[method], "batch": {"reuse_labelled": True}})
+    reference, run = tmp_path / "reference", tmp_path / "run"
+    train(config, reference)
+    assert not train(config, run, StoppingWatcher(stop=5)).finished
+    go_on(run)
+    assert_same_run(run, reference)
+
+
+def test_reused_labelled_images_are_guessed_at_and_no_guess_at_them_counts_as_known(tmp_path: Path) -> None:
+    """FlexMatch counts all 1,297 images, and remembers labelled ones; errors are of the 1,247 others' guesses."""
+    reusing = {"method": {**METHODS["flexmatch"], "threshold": 0.0}, "batch": {"reuse_labelled": True, "steps": 20}}
+    trainer = make_trainer(tiny(reusing), tmp_path)
+    material, method = trainer.material, trainer.state.method
+    assert isinstance(method, FlexMatch)
+    assert (material.plan.unlabelled, method.unlabelled) == (1297, 1297)
+    labelled = torch.from_numpy(material.split.labelled)
+    assert (material.truth == -1).nonzero().flatten().tolist() == labelled.tolist()
+    trainer.feed.load(0)
+    rows = torch.from_numpy(material.plan.epoch(trainer.config.seed, 0))
+    for _ in range(20):
+        trainer.step()
+    again = torch.isin(rows[:, 25:], labelled)
+    assert again.sum() > 40
+    assert int(method.memory["seen"]) == 20 * 75
+    assert int(method.memory["known"]) == 20 * 75 - int(again.sum())
+    remembered = (method.memory["learnt"] >= 0).nonzero().flatten()
+    assert remembered.tolist() == rows[:, 25:].unique().tolist()
+
+
+def test_labelled_images_of_another_domain_are_not_reused(tmp_path: Path, command: Command) -> None:
+    flags = ["--data.target", "usps", "--batch.reuse_labelled"]
+    answer = command("train", "digits-mean-teacher", "--out", tmp_path / "run", *FLAGS, *flags)
+    sentence = "batch.reuse_labelled: of two domains the unlabelled images are the target's alone; leave it out."
+    assert (answer.code, answer.err) == (2, f"fastswa: {sentence}\n")
 
 
 def test_an_unreachable_threshold_is_said_at_every_evaluation(tmp_path: Path, command: Command) -> None:
@@ -107,6 +157,7 @@ def test_recipes_of_the_frontier(name: str, labels: int, steps: int) -> None:
     assert learning_rate(config, schedule.epochs) == pytest.approx(0, abs=1e-12)
     assert config.averaging["fast_swa"].start == 0.75 * schedule.epochs
     assert config.averaging["ema"].every == 0
+    assert config.batch.reuse_labelled
 
 
 def test_the_teacher_of_self_ensembling_starts_as_a_copy(tmp_path: Path) -> None:

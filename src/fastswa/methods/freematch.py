@@ -56,14 +56,16 @@ class FreeMatch(PseudoLabels):
         count = weights.sum().clamp(min=1.0)
         mean = (weights[:, None] * predicted).sum(dim=0) / count
         shares = _shares(predicted.detach().argmax(dim=1), predicted, weights)
-        present = shares > 0
-        ours = _normalised(torch.where(present, mean / shares.where(present, 1.0), 0.0))
+        # To the probe every class is there: with a single one the term is constant, and would seem to teach nothing.
+        present = (shares > 0) | (self.memory["certainty"] < 0)
+        ours = _normalised(torch.where(present, mean / shares.where(shares > 0, 1.0), 0.0))
         whole = _normalised(torch.where(present, self.memory["prediction"] / self.memory["guessed"], 0.0))
         logarithm = ours.where(present, 1.0).log()
         return {"fairness": self.config.fairness * (whole.to(ours.dtype) * logarithm).sum()}
 
     def prime(self) -> None:
-        self.memory["certainty"].zero_()
+        # A mean of certainties is positive; below 0 every guess passes, with any decay.
+        self.memory["certainty"].fill_(-1e6)
 
 
 def _shares(label: Tensor, like: Tensor, weights: Tensor) -> Tensor:
