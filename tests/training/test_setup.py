@@ -14,8 +14,9 @@ from fastswa.data.images import UNLABELLED, Dataset, ImageSet
 from fastswa.errors import RequestError
 from fastswa.layers import build_config, own_data_layer
 from fastswa.training.device import choose_compute
+from fastswa.training.run import train_new
 from fastswa.training.setup import prepare, with_data_defaults
-from tiny_runs import assert_same_run, make_trainer, train
+from tiny_runs import StoppingWatcher, assert_same_run, make_trainer, train
 
 
 def images(labels: list[int], classes: int = 2, size: int = 8, pixels: np.ndarray | None = None) -> ImageSet:
@@ -124,7 +125,12 @@ def test_images_beyond_the_memory_are_trained_on_where_they_lie(
     trainer = make_trainer(config, tmp_path / "none")
     assert not trainer.material.pixels.is_contiguous()
     assert trainer.material.pixels.shape == (24, 9, 12, 3)
-    train(config, tmp_path / "mapped")
+    said: list[str] = []
+    train_new(config, tmp_path / "mapped", StoppingWatcher(), said.append)
+    assert said == [
+        "the 24 training images (0.0 MiB) take more than half of what cpu has free; "
+        "they stay in their file, where each step reads its own."
+    ]
     assert_same_run(tmp_path / "mapped", tmp_path / "copied")
 
 

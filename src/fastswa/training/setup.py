@@ -42,9 +42,10 @@ AGREEING = 2000
 class Material:
     """What a run trains on and is measured by. `labels` hides those of all but the labelled images.
 
-    `pixels` is (N, H, W, C) on the device: the training images, then the extra ones or a `window` on these. `truth`
-    (N,) holds every label that is known, -1 for none, for a target's and for labelled images that serve as unlabelled
-    ones too: what a run says of itself may rest on it, what it learns may not. `agreement` is measured on images of the target, where there is one.
+    `pixels` is (N, H, W, C) on the device, or in memory that it reads: the training images, then the extra ones or a
+    `window` on these. `truth` (N,) holds every label that is known, -1 for none, for a target's and for labelled images
+    that serve as unlabelled ones too: what a run says of itself may rest on it, what it learns may not. `agreement` is
+    measured on images of the target, where there is one.
     """
 
     split: Split

@@ -1,4 +1,7 @@
-"""Extra images on a device that cannot hold them all: each epoch's draw, read while the epoch before it trains."""
+"""Images that a device cannot hold all: read by its steps where they lie or, of extra ones, each epoch's draw.
+
+The draw of an epoch is read while the epoch before it trains.
+"""
 
 from __future__ import annotations
 
@@ -79,13 +82,22 @@ def bring_over(
     """The training images (N, C, H, W) and the extra ones as (N, H, W, C) on the device, and the plan that says where.
 
     All of them are held there where they take no more than half of the memory that is free and are no more than some
-    epochs' draws; otherwise the training images and an epoch's extra ones.
+    epochs' draws; otherwise the training images and an epoch's extra ones. A GPU without room for these reads all of
+    them in the machine's memory.
     """
     if extra is None or plan.extra_per_epoch == 0:
+        beside = _pinnable(device) > 0
+        if say is not None and not _fits(train.nbytes, device) and (beside or _in_a_file(train)):
+            where = "the machine's memory" if beside else "their file"
+            say(
+                f"the {len(train):,} training images ({_shown(train.nbytes)}) take more than half of what {device} has "
+                f"free; they stay in {where}, where each step reads its own."
+            )
         return on_device(train, device), plan, None
     size, room = train[:1].nbytes, free_memory(device) // 2
     windowed = (len(train) + len(extra)) * size > room or len(extra) > _EPOCHS_HELD * plan.extra_per_epoch
-    if windowed and (len(train) + plan.extra_per_epoch) * size > room:
+    beside = windowed and (len(train) + plan.extra_per_epoch) * size > room
+    if beside and _pinned_size((len(train) + len(extra)) * size) > _pinnable(device):
         fitting = max(room // size - len(train), 0)
         fewer = {"extra": "data.extra_images", "target": "split.unlabelled"}
         raise RequestError(
@@ -93,14 +105,19 @@ def bring_over(
             f"{_shown(plan.extra_per_epoch * size)}, and {device} has room for {fitting:,}; set "
             f"data.extra_per_epoch or {fewer[extra.kind]} to less."
         )
+    windowed = windowed and not beside
     added = plan.extra_per_epoch if windowed else len(extra)
-    pixels = empty_images(len(train) + added, train, device)
-    fill(pixels, train)
-    if say is not None and (windowed or extra.kind == "extra"):
+    if beside:
+        held, pixels = _beside(len(train) + added, train, device)
+    else:
+        held = pixels = empty_images(len(train) + added, train, device)
+    fill(held, train)
+    if say is not None and (windowed or beside or extra.kind == "extra"):
         drawn = f", {plan.extra_per_epoch:,} of them an epoch" if plan.extra_per_epoch < len(extra) else ""
         where = f"each epoch's are brought to {device}" if windowed else f"all are held on {device}"
+        where = f"{device} reads them, as the training images, in the machine's memory" if beside else where
         say(f"{len(extra):,} {extra.kind} images of {extra.name}{drawn}; {where} ({_shown(added * size)}).")
-    rows = pixels[len(train) :]
+    rows = held[len(train) :]
     if windowed:
         plan = replace(plan, windowed=True)
         return pixels, plan, Window(extra, rows, partial(plan.drawn, seed), epochs)
@@ -115,19 +132,81 @@ def bring_over(
 def on_device(pixels: np.ndarray, device: torch.device) -> Tensor:
     """(N, C, H, W) on the host as (N, H, W, C) on the device.
 
-    Prepared files that a CPU's memory has no room for stay where they are: what is trained on is their memory map.
+    What takes more than half of its free memory stays on the host: for a GPU in pinned memory, on a CPU where it is,
+    such as the memory map of prepared files.
     """
-    mapped = isinstance(pixels, np.memmap) and pixels.flags.writeable
-    if device.type == "cpu" and mapped and pixels.nbytes > free_memory(device) // 2:
-        return torch.from_numpy(pixels).permute(0, 2, 3, 1)
+    if not _fits(pixels.nbytes, device):
+        if _pinnable(device):
+            held, seen = _beside(len(pixels), pixels, device)
+            fill(held, pixels)
+            return seen
+        if pixels.flags.writeable:
+            return torch.from_numpy(pixels).permute(0, 2, 3, 1)
     return fill(empty_images(len(pixels), pixels, device), pixels)
 
 
-def empty_images(count: int, like: np.ndarray, device: torch.device) -> Tensor:
+def _fits(size: int, device: torch.device) -> bool:
+    return size <= free_memory(device) // 2
+
+
+def _in_a_file(pixels: np.ndarray) -> bool:
+    """Whether on_device leaves them in a file, where it leaves them on the host."""
+    return isinstance(pixels, np.memmap) and pixels.flags.writeable
+
+
+def _pinnable(device: torch.device) -> int:
+    """Bytes of the machine's memory that a GPU's images may take; a CPU has no memory beside its own, so none."""
+    return free_memory(torch.device("cpu")) * 4 // 5 if device.type != "cpu" else 0
+
+
+def _pinned_size(size: int) -> int:
+    """What so many bytes take when they are pinned: torch does it by powers of two."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+class _Pinned:
+    """Pinned memory in the form in which libraries hand over a GPU's arrays: kernels can read it by its address."""
+
+    def __init__(self, images: Tensor) -> None:
+        self._images = images  # lives as long as what is made of this
+        self.__cuda_array_interface__ = {
+            "shape": tuple(images.shape),
+            "typestr": images.numpy().dtype.str,
+            "data": (images.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def _beside(count: int, like: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Images in the machine's memory, (count, H, W, C), and the very same as a tensor of the device.
+
+    They keep one address and their numbers, so that steps, captured or not, gather from them as from the device's own;
+    what a step reads crosses the bus, while the host does nothing.
+    """
+    size = count * like[:1].nbytes
+    if _pinned_size(size) > _pinnable(device):
+        raise _no_room(count, size, device)
+    cuda = device.type == "cuda"
+    try:
+        held = empty_images(count, like, torch.device("cpu"), pinned=cuda)
+        seen = torch.as_tensor(_Pinned(held), device=device) if cuda else held
+    except RuntimeError as error:  # the system may let nobody pin so much
+        raise _no_room(count, size, device) from error
+    return held, seen
+
+
+def _no_room(count: int, size: int, device: torch.device) -> RequestError:
+    return RequestError(
+        f"{count:,} images take {_shown(size)}: {device} has no room for them, and the machine's memory none to pin "
+        "them in; choose a smaller data.size, or train on fewer images."
+    )
+
+
+def empty_images(count: int, like: np.ndarray, device: torch.device, pinned: bool = False) -> Tensor:
     """(count, H, W, C) on the device, for images as those of `like`, (N, C, H, W)."""
     _, channels, height, width = like.shape
     kind = torch.from_numpy(np.empty(0, like.dtype)).dtype
-    return torch.empty((count, height, width, channels), dtype=kind, device=device)
+    return torch.empty((count, height, width, channels), dtype=kind, device=device, pin_memory=pinned)
 
 
 def fill(images: Tensor, pixels: np.ndarray) -> Tensor:
