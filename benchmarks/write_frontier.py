@@ -113,19 +113,23 @@ def _step_goals(steps: Sequence[dict[str, Any]]) -> list[tuple[str, str, float |
 
 
 def verdict_part(folder: Path) -> str:
-    """Whether fast-SWA errs less than the EMA and than the student, over all runs."""
+    """Whether fast-SWA errs less than the EMA and than the student, as it is and refreshed, over all runs."""
     runs = paired_runs(load_results(folder))
     if len(runs) < 2:
         return "Not measured yet: it takes two finished runs of these methods in `results/`."
     sentences = []
-    for other, name in (("ema", "the EMA"), ("student", "the student")):
-        found = difference(runs, "fast-swa", other)
+    others = {"ema": "the EMA", "last": "the student with refreshed statistics", "student": "the student"}
+    for other, name in others.items():
+        having = [run for run in runs if other in run.errors]
+        if len(having) < 2:
+            continue
+        found = difference(having, "fast-swa", other)
         assert found.interval is not None
         low, high = found.interval
         held = "holds" if high < 0 else "is contradicted" if low > 0 else "is neither shown nor refuted"
         sentences.append(
             f"Fast-SWA's error less that of {name}: {found.mean:+.3f} points (95% {low:+.3f} to {high:+.3f}; "
-            f"below 0 in {found.better} of {len(runs)} runs): that averaging gains {held}."
+            f"below 0 in {found.better} of {len(having)} runs): that averaging gains {held}."
         )
     return " ".join(sentences)
 

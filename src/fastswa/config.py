@@ -245,7 +245,10 @@ class ScheduleConfig(Section):
 
 
 class AverageConfig(Section):
-    kind: Literal["swa", "fast-swa", "ema"] = Field("fast-swa", description="swa, fast-swa or ema")
+    kind: Literal["swa", "fast-swa", "ema", "last"] = Field(
+        "fast-swa",
+        description="swa, fast-swa, ema, or last: the student of an epoch's end with statistics refreshed as theirs",
+    )
     start: NonNegativeFloat | None = Field(None, description="first epoch averaged; follows the schedule")
     every: NonNegativeFloat | None = Field(None, description="epochs between averaged iterates; 0: every step")
     decay: Probability = Field(0.97, description="ema: decay")
@@ -384,6 +387,7 @@ def resolved(config: Config) -> Config:
         "swa": (last, cycle or 1.0),
         "fast-swa": (last - cycle, cycle / 10 or 1.0),
         "ema": (0.0, 0.0),
+        "last": (0.0, 1.0),
     }
     averages = {}
     for name, average in config.averaging.items():

@@ -173,9 +173,25 @@ def test_runs_are_paired_with_themselves(tmp_path: Path) -> None:
     assert records[("all runs", "ema", "student")]["difference"] == pytest.approx((3 * 0.05 - 0.1) / 4)
 
 
+def test_averages_are_compared_with_the_student_of_refreshed_statistics_where_a_run_has_it(tmp_path: Path) -> None:
+    write(tmp_path, FOUR, 10, {"student": 5.0, "last": 4.8, "ema": 4.9, "fast_swa": 4.6})
+    write(tmp_path, FOUR, 11, {"student": 5.0, "last": 4.9, "ema": 4.6, "fast_swa": 4.5})
+    write(tmp_path, FOUR, 12, {"student": 5.0, "ema": 4.0, "fast_swa": 4.0})  # of a time without it
+    records = {(record["first"], record["second"]): record for record in table("paired", tmp_path).records[-5:]}
+    assert {pair: (record["runs"], record["difference"]) for pair, record in records.items()} == {
+        ("fast-swa", "student"): (3, pytest.approx(-1.9 / 3, abs=1e-3)),
+        ("fast-swa", "last"): (2, pytest.approx(-0.3)),
+        ("fast-swa", "ema"): (3, pytest.approx(-0.4 / 3, abs=1e-3)),
+        ("ema", "student"): (3, pytest.approx(-0.5)),
+        ("ema", "last"): (2, pytest.approx(-0.1)),
+    }
+    assert records["fast-swa", "last"]["seeds"] == [10, 11]
+    assert records["ema", "last"]["lower_in"] == 1
+
+
 def test_without_runs_nothing_is_claimed() -> None:
     sheet = table("paired", None)
-    assert [row[0] for row in sheet.rows] == ["all runs"] * 3
+    assert [row[0] for row in sheet.rows] == ["all runs"] * 5
     assert {record["status"] for record in sheet.records} == {"not measured"}
     assert all(record["difference"] is None for record in sheet.records)
     for form in FORMATS:

@@ -67,6 +67,16 @@ def test_the_verdict_follows_the_interval(
     assert writer.verdict_part(tmp_path).count(f"that averaging gains {verdict}.") == 2
 
 
+def test_the_verdict_names_the_refreshed_student_where_two_runs_have_it(writer: ModuleType, tmp_path: Path) -> None:
+    for seed, last in ((1, 5.9), (2, 5.8), (3, None)):
+        errors = {"student": 6.5, "ema": 6.0, "fast_swa": 6.0} | ({} if last is None else {"last": last})
+        write(tmp_path, "cifar10-fixmatch-250", seed, errors)
+    text = writer.verdict_part(tmp_path)
+    assert "the student with refreshed statistics: +0.150 points" in text
+    assert "below 0 in 0 of 2 runs" in text
+    assert "the student: -0.500 points" in text
+
+
 def step_row(model: str, engine: str, **figures: float) -> dict[str, Any]:
     empty = dict.fromkeys(("ratio_to_naive", "ratio_to_loader", "ratio_to_floor", "share_of_step"))
     return {"model": model, "engine": engine, "ms_per_step": 1.0, **empty, **figures}
@@ -130,7 +140,7 @@ def test_the_runs_that_the_page_asks_for_can_be_made(writer: ModuleType, tuning:
     assert {config.schedule.epochs * (config.batch.steps or 0) for config in configs} == {8000}
     assert len({config.model_dump_json() for config in configs}) == 8
     kinds = [average.kind for average in configs[0].averaging.values()]
-    assert kinds == ["ema", "fast-swa", "ema", "fast-swa", "fast-swa"]
+    assert kinds == ["ema", "fast-swa", "last", "ema", "fast-swa", "fast-swa"]
 
 
 def test_tuning_changes_one_value_at_a_time(tuning: ModuleType) -> None:

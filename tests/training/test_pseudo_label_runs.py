@@ -158,6 +158,8 @@ def test_recipes_of_the_frontier(name: str, labels: int, steps: int) -> None:
     assert config.averaging["fast_swa"].start == 0.75 * schedule.epochs
     assert config.averaging["ema"].every == 0
     assert config.batch.reuse_labelled
+    last = config.averaging["last"]
+    assert (last.kind, last.start, last.every) == ("last", 0, 1)  # a copy of the weights in a thousand steps
 
 
 def test_the_teacher_of_self_ensembling_starts_as_a_copy(tmp_path: Path) -> None:

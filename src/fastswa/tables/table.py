@@ -36,7 +36,14 @@ TITLES = {
     "vadd": "VAdD",
     "sntg": "SNTG",
 }
-NETWORKS = {"student": "student", "teacher": "EMA", "ema": "EMA", "swa": "SWA", "fast-swa": "fast-SWA"}
+NETWORKS = {
+    "student": "student",
+    "teacher": "EMA",
+    "ema": "EMA",
+    "swa": "SWA",
+    "fast-swa": "fast-SWA",
+    "last": "student refreshed",
+}
 
 
 @dataclass(frozen=True)

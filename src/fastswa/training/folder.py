@@ -22,7 +22,7 @@ from fastswa.layers import build_config, file_layer, to_toml
 from fastswa.modelfile import ModelFacts, read_facts, save_model
 
 # Which network a finished run offers for use: the first of these kinds that it has, never chosen on test images.
-PREFERENCE = ("fast-swa", "swa", "teacher", "ema", "student")
+PREFERENCE = ("fast-swa", "swa", "teacher", "ema", "student", "last")
 
 
 class RunFolder:

@@ -146,7 +146,7 @@ def build_state(
             student,
             start=average.start or 0.0,
             every=average.every or 0.0,
-            decay=average.decay if average.kind == "ema" else None,
+            decay={"ema": average.decay, "last": 0.0}.get(average.kind),
             inside=not average.every,
         )
         for name, average in config.averaging.items()
