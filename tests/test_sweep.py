@@ -13,16 +13,18 @@ import torch
 
 from conftest import Command
 from fastswa import sweep as sweeps
+from fastswa.config import to_dict
 from fastswa.errors import RequestError
-from fastswa.layers import merge, recipe_layer
+from fastswa.layers import build_config, merge, recipe_layer
 from fastswa.results import keep_record, record
 from fastswa.sweep import Cell, Sweep, plan_sweep
 from fastswa.tables import measured
-from fastswa.tables.rows import Row
+from fastswa.tables import runs as table_runs
+from fastswa.tables.rows import Row, all_rows
 from fastswa.training import run as runs
 from fastswa.training.lanes import Lanes
 from fastswa.training.run import RunResult
-from tiny_runs import TINY, StoppingWatcher, assert_same_run, metrics
+from tiny_runs import TINY, StoppingWatcher, assert_same_run, metrics, train
 
 MT, PI = "cifar10-cnn-mean-teacher-4k", "cifar10-cnn-pi-4k"
 
@@ -41,6 +43,7 @@ def _tiny_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for cached in caches:
         cached.cache_clear()
     monkeypatch.setattr(Row, "layer", layer)
+    monkeypatch.setattr(Row, "swept", 2)
     yield
     for cached in caches:
         cached.cache_clear()
@@ -72,10 +75,10 @@ def test_missing_runs_are_trained_and_kept_and_then_left_alone(home: Path, comma
     answer = command(*words)
     assert answer.code == 0, answer.err
     assert answer.out.splitlines() == [
-        "cifar10-cnn-pi-4k            seed 3    done        cifar10-cnn-pi-4k-seed-3.json",
-        "cifar10-cnn-pi-4k            seed 4    done        cifar10-cnn-pi-4k-seed-4.json",
-        "cifar10-cnn-mean-teacher-4k  seed 3    done        cifar10-cnn-mean-teacher-4k-seed-3.json",
-        "cifar10-cnn-mean-teacher-4k  seed 4    done        cifar10-cnn-mean-teacher-4k-seed-4.json",
+        "cifar10-cnn-pi-4k            seed 3    to epoch 2    done        cifar10-cnn-pi-4k-seed-3.json",
+        "cifar10-cnn-pi-4k            seed 4    to epoch 2    done        cifar10-cnn-pi-4k-seed-4.json",
+        "cifar10-cnn-mean-teacher-4k  seed 3    to epoch 2    done        cifar10-cnn-mean-teacher-4k-seed-3.json",
+        "cifar10-cnn-mean-teacher-4k  seed 4    to epoch 2    done        cifar10-cnn-mean-teacher-4k-seed-4.json",
         "4 runs: 4 done",
     ]
     kept = json.loads((home / "results" / f"{PI}-seed-4.json").read_text())
@@ -96,9 +99,9 @@ def test_a_dry_run_says_how_each_cell_stands_and_does_nothing(home: Path, comman
     words = ("sweep", "cifar10-cnn", "--labels", "4000", "--methods", "mean-teacher", "--out", home / "runs")
     answer = command(*words, "--seeds", "3,4,5", "--dry-run")
     assert answer.out.splitlines() == [
-        f"{MT}  seed 3    done        {MT}-seed-3.json",
-        f"{MT}  seed 4    begun       at epoch 1 of 2",
-        f"{MT}  seed 5    missing",
+        f"{MT}  seed 3    to epoch 2    done        {MT}-seed-3.json",
+        f"{MT}  seed 4    to epoch 2    begun       at epoch 1 of 2",
+        f"{MT}  seed 5    to epoch 2    missing",
         "3 runs: 1 done, 1 begun, 1 missing",
     ]
     facts = json.loads(command(*words, "--dry-run", "--json").out)
@@ -116,6 +119,58 @@ def test_stopped_runs_go_on_and_end_as_if_never_stopped(home: Path, tmp_path: Pa
     sweep(other, cells_of(other))
     assert_same_run(home / "runs" / MT / "seed-4", other / "runs" / MT / "seed-4")
     assert said == []
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables that show the student at epoch 1, and student and EMA at epoch 2."""
+    shown = [("student", 1), ("student", 2), ("ema", 2)]
+    monkeypatch.setattr(table_runs, "_shown", lambda table: dict.fromkeys(all_rows().values(), shown))
+
+
+def kept_run(home: Path, seed: int, *changes: dict[str, Any]) -> Path:
+    """The record of a run of the row, with other settings."""
+    (cell,) = cells_of(home, seeds=(seed,))
+    config = build_config(to_dict(cell.config), *changes)
+    if any("averaging" in change for change in changes):
+        config = config.model_copy(update={"averaging": {"swa": config.averaging["swa"]}})
+    train(config, cell.path)
+    return keep_record(cell.path, home / "results", cell.name)
+
+
+@pytest.mark.usefixtures("figures")
+def test_a_record_without_an_average_of_the_table_is_not_done(home: Path) -> None:
+    kept_run(home, 3, {"averaging": {}})
+    (cell,) = cells_of(home, seeds=(3,))
+    assert (cell.status, cell.note) == ("begun", f"at epoch 2 of 2; {MT}-seed-3.json lacks ema at epoch 2")
+    (ended,), _ = sweep(home, [cell])
+    sentence = f"the run in {cell.path} cannot give ema at epoch 2 any more; move it away to train it anew."
+    assert (ended.status, ended.note) == ("failed", sentence)
+    cell.path.rename(home / "away")
+    (cell,) = cells_of(home, seeds=(3,))
+    assert (cell.status, cell.note) == ("missing", f"{MT}-seed-3.json lacks ema at epoch 2")
+    (ended,), _ = sweep(home, [cell])
+    assert (ended.status, ended.note) == ("done", f"{MT}-seed-3-2.json")
+    assert [(cell.status, cell.note) for cell in cells_of(home, seeds=(3,))] == [("done", f"{MT}-seed-3-2.json")]
+
+
+@pytest.mark.usefixtures("figures")
+def test_a_record_evaluated_at_other_epochs_is_not_done(home: Path) -> None:
+    kept_run(home, 3, {"evaluation": {"every": 2}})
+    (cell,) = cells_of(home, seeds=(3,))
+    assert (cell.status, cell.note) == ("begun", f"at epoch 2 of 2; {MT}-seed-3.json lacks student at epoch 1")
+    with pytest.raises(RequestError, match=f"evaluation.every 2 passes over epoch 1, which the table shows of {MT}"):
+        cells_of(home, seeds=(4,), changes={"evaluation": {"every": "2"}})
+
+
+@pytest.mark.usefixtures("figures")
+def test_several_records_of_a_seed_make_up_a_run(home: Path) -> None:
+    """One has no EMA, one was not evaluated at epoch 1: between them they have all."""
+    kept_run(home, 3, {"averaging": {}})
+    (home / "runs" / MT / "seed-3").rename(home / "away")
+    kept_run(home, 3, {"evaluation": {"every": 2}})
+    (cell,) = cells_of(home, seeds=(3,))
+    assert (cell.status, cell.note) == ("done", f"{MT}-seed-3-2.json and {MT}-seed-3.json")
 
 
 def test_no_run_is_started_once_it_is_time_to_stop(home: Path) -> None:
@@ -147,8 +202,8 @@ def test_a_cell_that_fails_is_reported_and_the_others_go_on(home: Path, command:
     sentence = f"{home / 'runs' / MT / 'seed-3'} holds another run than {MT} with seed 3 (optimiser.momentum)"
     assert f"fastswa: {MT}-seed-3 failed: {sentence}; move it away." in answer.err
     assert answer.out.splitlines() == [
-        f"{MT}  seed 3    failed      {sentence}; move it away.",
-        f"{MT}  seed 4    done        {MT}-seed-4.json",
+        f"{MT}  seed 3    to epoch 2    failed      {sentence}; move it away.",
+        f"{MT}  seed 4    to epoch 2    done        {MT}-seed-4.json",
         "2 runs: 1 failed, 1 done",
     ]
 

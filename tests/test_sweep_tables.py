@@ -23,6 +23,7 @@ from fastswa.tables.table import table_names
 from tiny_runs import TINY, metrics
 
 SHORT = {key: TINY[key] for key in ("batch", "schedule", "evaluation", "checkpoint", "device")}
+FREE = "cifar10-fixmatch-250-freematch"
 TO_USPS, TO_MNIST, TO_STL = (f"{pair}-self-ensembling" for pair in ("mnist-usps", "usps-mnist", "cifar10-stl10"))
 
 
@@ -77,7 +78,7 @@ def tiny_frontier(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 def test_every_table_of_recipes_offers_them() -> None:
-    """All but `paired`, which has no rows of its own; a run that is no variation is its recipe, seed apart."""
+    """All but `paired`, which has no rows of its own; a run that is no variation is its recipe, but for its length."""
     assert {*table_names()} - {*swept_tables()} == {"paired"}
     for table in swept_tables():
         runs = runs_of(table)
@@ -85,8 +86,40 @@ def test_every_table_of_recipes_offers_them() -> None:
         assert {run.recipe for run in runs} <= {*recipe_names()}
         for run in runs:
             settings = merge(recipe_layer(run.recipe), {"method": {"name": run.layer["method"]["name"]}})
-            assert to_dict(build_config(run.layer)) == to_dict(build_config(settings)), run.name
+            ours, theirs = to_dict(build_config(run.layer)), to_dict(build_config(settings))
+            assert ours.pop("schedule") | {"epochs": 0} == theirs.pop("schedule") | {"epochs": 0}
+            assert ours == theirs, run.name
             assert run.varied == (run.layer["method"]["name"] != recipe_layer(run.recipe)["method"]["name"])
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "epochs"),
+    [
+        ("cifar10-cnn", "cifar10-cnn-mean-teacher-4k", 240),
+        ("cifar10-cnn", "cifar10-cnn-pi-4k", 240),
+        ("soa", "cifar10-cnn-mean-teacher-4k", 240),
+        ("cifar10-cnn", "cifar10-cnn-pi-1k", 240),
+        ("cifar10-cnn", "cifar10-cnn-vat-4k", 180),
+        ("cifar10-shake-long", "cifar10-shake-pi-4k-long", 1700),
+        ("cifar100-shake-short", "cifar100-shake-mean-teacher-10k-short", 300),
+        ("averaging-often", "cifar10-cnn-mean-teacher-often-4k", 240),
+        ("frontier", "cifar10-fixmatch-4k", 90),
+    ],
+)
+def test_how_far_a_sweep_trains(table: str, name: str, epochs: int) -> None:
+    """To what the table prints; the recipes with 4k labels stop before that when trained by themselves."""
+    (run,) = [run for run in runs_of(table) if run.name == name]
+    config = build_config(run.layer)
+    assert config.schedule.epochs == epochs
+    assert epochs in {epoch for _, epoch in run.figures}
+    assert {network for network, _ in run.figures} <= {"student", "teacher", *config.averaging}
+    assert all(epoch % config.evaluation.every == 0 or epoch == epochs for _, epoch in run.figures)
+
+
+def test_a_rows_figures_are_the_tables_lines() -> None:
+    (run,) = [run for run in runs_of("cifar10-cnn") if run.name == "cifar10-cnn-pi-4k"]
+    first = {("student", 180), ("ema", 180), ("fast_swa", 180)}
+    assert {*run.figures} == first | {(name, epoch) for name in ("swa", "fast_swa") for epoch in (240, 480, 1200)}
 
 
 def test_the_summary_offers_the_runs_of_its_own_cells() -> None:
@@ -100,10 +133,10 @@ def test_domain_adaptation_is_trained_kept_and_shown(domains: Path, command: Com
     answer = command(*words)
     assert answer.code == 0, answer.err
     assert answer.out.splitlines() == [
-        f"{TO_USPS}  seed 3    done        {TO_USPS}-seed-3.json",
-        f"{TO_USPS}  seed 4    done        {TO_USPS}-seed-4.json",
-        f"{TO_MNIST}  seed 3    done        {TO_MNIST}-seed-3.json",
-        f"{TO_MNIST}  seed 4    done        {TO_MNIST}-seed-4.json",
+        f"{TO_USPS}  seed 3    to epoch 2    done        {TO_USPS}-seed-3.json",
+        f"{TO_USPS}  seed 4    to epoch 2    done        {TO_USPS}-seed-4.json",
+        f"{TO_MNIST}  seed 3    to epoch 2    done        {TO_MNIST}-seed-3.json",
+        f"{TO_MNIST}  seed 4    to epoch 2    done        {TO_MNIST}-seed-4.json",
         "4 runs: 4 done",
     ]
     files = {path: path.stat().st_mtime_ns for path in domains.rglob("*.json*")}
@@ -129,11 +162,12 @@ def test_a_pair_without_its_images_fails_alone_and_a_stopped_one_goes_on(domains
     answer = command(*words, "--epochs", "1")
     assert answer.code == 1
     lines = answer.out.splitlines()
-    assert lines[0].startswith(f"{TO_STL}  seed 3    failed      there is no CIFAR-10 ")
+    assert lines[0].startswith(f"{TO_STL}  seed 3    to epoch 1    failed      there is no CIFAR-10 ")
     assert lines[-1] == "3 runs: 1 failed, 2 done"
     further = command(*words, "--dry-run").out.splitlines()
-    assert further[0].split() == [TO_STL, "seed", "3", "missing"]
-    assert further[1].split() == [TO_USPS, "seed", "3", "begun", "at", "epoch", "1", "of", "2"]
+    assert further[0].split() == [TO_STL, "seed", "3", "to", "epoch", "600", "missing"]
+    assert further[1].startswith(f"{TO_USPS}     seed 3    to epoch 2    begun       at epoch 1 of 2; ")
+    assert further[1].endswith(f"{TO_USPS}-seed-3.json lacks teacher, student, fast_swa, every_step at epoch 2")
     assert command(*words).out.splitlines()[-1] == "3 runs: 1 failed, 2 done"
     run = domains / "runs" / "sweep" / TO_USPS / "seed-3"
     assert [line["epoch"] for line in metrics(run)] == [1, 2]
@@ -150,8 +184,8 @@ def test_the_frontier_trains_its_recipes_and_other_methods_where_named(tiny_fron
     answer = command(*words)
     assert answer.code == 0, answer.err
     assert answer.out.splitlines() == [
-        "cifar10-fixmatch-250-freematch  seed 10   done        cifar10-fixmatch-250-freematch-seed-10.json",
-        "cifar10-fixmatch-250            seed 10   done        cifar10-fixmatch-250-seed-10.json",
+        f"{FREE}  seed 10   to epoch 2    done        {FREE}-seed-10.json",
+        "cifar10-fixmatch-250            seed 10   to epoch 2    done        cifar10-fixmatch-250-seed-10.json",
         "2 runs: 2 done",
     ]
     assert command(*words).out == answer.out

@@ -1,7 +1,7 @@
 """The runs behind a table: which of them are missing, and how they are trained, several at a time.
 
-A cell is one of the table's runs with one seed. It is done when a file of results/ has it to the epoch that is wanted;
-else its run folder is gone on with, or made.
+A cell is one of the table's runs with one seed. It is done when results/ has every figure that the table shows of it up
+to the epoch that is wanted; else its run folder is gone on with, or made.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from fastswa.config import RESUMABLE, Config
+from fastswa.config import RESUMABLE, AverageConfig, Config
 from fastswa.data.sources import place
 from fastswa.errors import FastswaError, RequestError
 from fastswa.layers import build_config, merge
@@ -37,13 +37,17 @@ Status = Literal["done", "missing", "begun", "unavailable", "failed", "stopped"]
 
 @dataclass(frozen=True)
 class Cell:
-    """A run with a seed: its settings, the folder it is trained in, and how it stands; `note` says more."""
+    """A run with a seed: its settings, the folder it is trained in, and how it stands; `note` says more.
+
+    `kept` is what results/ has of it.
+    """
 
     run: TableRun
     config: Config
     path: Path
     status: Status
     note: str = ""
+    kept: tuple[Result, ...] = ()
 
     @property
     def seed(self) -> int:
@@ -139,17 +143,55 @@ def _chosen(table: str, labels: Sequence[int], methods: Sequence[str], recipes: 
 def _cell(run: TableRun, seed: int, results: Iterable[Result], out: Path, changes: Mapping[str, Any]) -> Cell:
     config = build_config(run.layer, merge(changes, {"seed": seed}))
     path = seed_folder(out / run.name, seed)
-    wanted = config.schedule.epochs
-    done = [result for result in results if result.seed == seed and result.epochs >= wanted]
-    if done:
-        return Cell(run, config, path, "done", done[0].file)
+    wanted, every = config.schedule.epochs, config.evaluation.every
+    for _, epoch in run.figures:
+        if epoch < wanted and epoch % every:
+            raise RequestError(
+                f"evaluation.every {every} passes over epoch {epoch}, which the table shows of {run.name}."
+            )
+    kept = tuple(result for result in results if result.seed == seed)
+    lacks = lacking(run, kept, wanted)
+    files = " and ".join(result.file for result in kept)
+    if not lacks:
+        whole = [result.file for result in kept if not lacking(run, [result], wanted)]
+        return Cell(run, config, path, "done", whole[0] if whole else files, kept)
+    lack = f"{files} {'lacks' if len(kept) == 1 else 'lack'} {lacks}" if kept else ""
     if config.data.extra is not None and not place(config.data.extra, Path(config.data.root)).exists():
-        return Cell(run, config, path, "unavailable", f"needs {config.data.extra}, which is not there")
+        return Cell(run, config, path, "unavailable", f"needs {config.data.extra}, which is not there", kept)
     if not (path / "config.toml").exists():
-        return Cell(run, config, path, "missing")
+        return Cell(run, config, path, "missing", lack, kept)
     metrics = RunFolder(path).metrics()
     reached = metrics[-1]["epoch"] if metrics else 0
-    return Cell(run, config, path, "begun", f"at epoch {reached} of {wanted}")
+    note = f"at epoch {reached} of {wanted}"
+    return Cell(run, config, path, "begun", f"{note}; {lack}" if lack else note, kept)
+
+
+def lacking(run: TableRun, results: Sequence[Result], wanted: int) -> str:
+    """Which of the figures that a table shows of a run up to epoch `wanted` no result has, in words; "" if none.
+
+    Whatever the table shows, each of its networks has to be measured as far as `wanted`.
+    """
+    averages = build_config(run.layer).averaging
+    networks = list(dict.fromkeys(network for network, _ in run.figures)) or ["student"]
+    epochs = {network: _measured_epochs(results, network, averages.get(network)) for network in networks}
+    missing: dict[int, list[str]] = {}
+    for network, epoch in run.figures:
+        if epoch <= wanted and epoch not in epochs[network]:
+            missing.setdefault(epoch, []).append(network)
+    for network in networks:
+        begun = network not in averages or (averages[network].start or 0) <= wanted
+        if begun and max(epochs[network], default=0) < wanted and network not in missing.get(wanted, []):
+            missing.setdefault(wanted, []).append(network)
+    return " and ".join(f"{', '.join(names)} at epoch {epoch}" for epoch, names in sorted(missing.items()))
+
+
+def _measured_epochs(results: Iterable[Result], network: str, average: AverageConfig | None) -> set[int]:
+    """The epochs at which results have a network's error; an average is known by what it averages."""
+    found = set()
+    for result in results:
+        names = [name for name, own in result.config.averaging.items() if own == average] if average else [network]
+        found |= {line["epoch"] for line in result.metrics if any(name in line.get("error", {}) for name in names)}
+    return found
 
 
 def at_once(cells: Sequence[Cell]) -> int:
@@ -227,7 +269,7 @@ class Sweep:
             self._end(cell, "done", kept.name)
 
     def _end(self, cell: Cell, status: Status, note: str) -> None:
-        self.ended[cell.name] = Cell(cell.run, cell.config, cell.path, status, note)
+        self.ended[cell.name] = replace(cell, status=status, note=note)
 
 
 @dataclass(frozen=True)
@@ -238,7 +280,8 @@ class _Continued(OldRun):
 
     def settings(self) -> Config:
         assert self.cell is not None
-        config = RunFolder.open(self.path).config()
+        folder = RunFolder.open(self.path)
+        config = folder.config()
         unlike = differences(config, self.cell.run.layer)
         if unlike or config.seed != self.cell.seed:
             raise RequestError(
@@ -247,7 +290,19 @@ class _Continued(OldRun):
             )
         wanted = max(config.schedule.epochs, self.cell.epochs)
         changed = super().settings()
-        return changed.model_copy(update={"schedule": changed.schedule.model_copy(update={"epochs": wanted})})
+        changed = changed.model_copy(update={"schedule": changed.schedule.model_copy(update={"epochs": wanted})})
+        in_the_end = Result(self.path.name, changed, _with_lines_to_come(folder.metrics(), changed))
+        if lacks := lacking(self.cell.run, [*self.cell.kept, in_the_end], self.cell.epochs):
+            raise RequestError(f"the run in {self.path} cannot give {lacks} any more; move it away to train it anew.")
+        return changed
+
+
+def _with_lines_to_come(metrics: list[dict[str, Any]], config: Config) -> list[dict[str, Any]]:
+    """A run's evaluations and, without figures, those that it makes if it goes on."""
+    last, ends = (metrics[-1]["epoch"] if metrics else 0), config.schedule.epochs
+    names = ("student", "teacher", *config.averaging)
+    ahead = [epoch for epoch in range(int(last) + 1, ends + 1) if epoch % config.evaluation.every == 0 or epoch == ends]
+    return [*metrics, *({"epoch": epoch, "error": dict.fromkeys(names)} for epoch in ahead)]
 
 
 def _groups(cells: Sequence[Cell], size: int) -> Iterator[list[Cell]]:
@@ -258,7 +313,7 @@ def _groups(cells: Sequence[Cell], size: int) -> Iterator[list[Cell]]:
 def _now(cell: Cell) -> Cell:
     """A cell whose run may have been begun meanwhile."""
     begun = (cell.path / "config.toml").exists()
-    return Cell(cell.run, cell.config, cell.path, "begun" if begun else "missing")
+    return replace(cell, status="begun" if begun else "missing")
 
 
 def _sentence(error: Exception) -> str:

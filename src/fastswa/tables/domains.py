@@ -136,7 +136,13 @@ def domain_files() -> dict[str, str]:
 
 def table_runs() -> list[TableRun]:
     """What a sweep trains: a pair's source is labelled whole, so that no number of labels tells runs apart."""
-    return [TableRun(run.name, run.method, None, run.layer()) for run in domain_runs().values()]
+    return [TableRun(run.name, run.method, None, run.layer(), _figures(run)) for run in domain_runs().values()]
+
+
+def _figures(run: DomainRun) -> tuple[tuple[str, int], ...]:
+    """The networks of a run that the table shows, at its last epoch."""
+    shown = [entry.network for entry in entries() if (entry.pair, entry.method) == (run.pair, run.method)]
+    return tuple((network, run.pair.epochs) for network in dict.fromkeys(shown))
 
 
 def _average(cell: Published) -> str:

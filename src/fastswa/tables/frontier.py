@@ -133,10 +133,16 @@ def table_runs() -> list[TableRun]:
     """What a sweep trains: the recipes, and each with the other methods on its own network."""
     own = {recipe: recipe_layer(recipe)["model"]["name"] for recipe in RECIPES}
     return [
-        TableRun(run.recipe, run.config.method.name, run.setting[1], run.layer, varied=run.varied)
+        TableRun(run.recipe, run.config.method.name, run.setting[1], run.layer, _figures(run.config), run.varied)
         for run in frontier_runs()
         if run.config.model.name == own[run.recipe]
     ]
+
+
+def _figures(config: Config) -> tuple[tuple[str, int], ...]:
+    """The networks of a run that the table shows, at its last epoch."""
+    names: dict[str, str] = {average.kind: name for name, average in reversed(config.averaging.items())}
+    return tuple((names.get(network, network), config.schedule.epochs) for network in OURS)
 
 
 def frontier(results: Sequence[Result]) -> Sheet:

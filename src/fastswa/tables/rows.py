@@ -155,7 +155,7 @@ _WITHDRAWN = "Tiny Images was withdrawn by its authors in 2020: docs/extra-image
 
 # Epochs that cost hours: a recipe stops before them, and a resumed run goes there.
 DISTANT = (1200, 3500)
-# A row with distant epochs trains as far as its averages need to differ; the 4k rows keep the 180 they came with.
+# A row with distant epochs trains as far as its averages need to differ.
 NEAR = {"short": 240, "long": 1700}
 
 
@@ -194,12 +194,16 @@ class Row:
 
     @property
     def epochs(self) -> int:
-        """How far the recipe trains."""
-        if self.variant and (own := VARIANTS[self.variant].epochs) is not None:
-            return own
+        """How far the recipe trains: those with 4k labels keep the 180 epochs they came with."""
+        kept = self.table == "cifar10-cnn" and self.labels == 4000 and not self.variant
+        return self.experiment.length if kept else self.swept
+
+    @property
+    def swept(self) -> int:
+        """How far a sweep trains: to the last epoch that the table prints, or where that is distant to the near one."""
+        if self.variant:
+            return VARIANTS[self.variant].epochs or self.experiment.length
         known = {cell.epoch for cell in self.cells if cell.epoch is not None} or {self.experiment.length}
-        if self.table == "cifar10-cnn" and self.labels == 4000:
-            return self.experiment.length
         return NEAR[self.experiment.preset] if max(known) in DISTANT else max(known)
 
     def layer(self) -> dict[str, Any]:

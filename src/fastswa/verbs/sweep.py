@@ -62,7 +62,8 @@ def _print(cells: list[Cell], as_json: bool) -> None:
         return
     width = max(len(cell.run.name) for cell in cells)
     for cell in cells:
-        print(f"{cell.run.name:<{width}}  seed {cell.seed:<4} {cell.status:<11} {cell.note}".rstrip())
+        what = f"{cell.run.name:<{width}}  seed {cell.seed:<4} to epoch {cell.epochs:<4}"
+        print(f"{what} {cell.status:<11} {cell.note}".rstrip())
     counts = Counter(cell.status for cell in cells)
     said = ", ".join(f"{count} {status}" for status, count in counts.items())
     print(f"{len(cells)} {'run' if len(cells) == 1 else 'runs'}: {said}")
@@ -89,8 +90,10 @@ VERB = Verb(
         "TABLE: any that `fastswa table` shows but paired, which is made of frontier's runs. --labels, --methods and\n"
         "--recipes choose among its runs (frontier: flexmatch and freematch only where --methods names them).\n"
         "--seeds: 10,11,12 if not given.\n"
-        "Done is what --results FOLDER (results) has to the recipe's last epoch, or to --epochs N. Run folders lie in\n"
-        "--out FOLDER (runs/sweep); what is begun there is gone on with, and a run that fails stops no other.\n"
+        "A run goes to the last epoch that its table prints, to 240 (short schedule) or 1700 (long) where that would\n"
+        "be 1200 or 3500, which cost hours, or to --epochs N.\n"
+        "Done is one of which --results FOLDER (results) has every figure so far. Run folders lie in --out FOLDER\n"
+        "(runs/sweep); what is begun there is gone on with, and a run that fails stops no other.\n"
         "--together N trains N at once (3 on a GPU, 1 on the CPU); --dry-run only says how each run stands;\n"
         "--stop-after MINUTES saves and ends before a limit, and the same command goes on."
     ),
