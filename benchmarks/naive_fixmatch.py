@@ -2,14 +2,14 @@
 
 Networks of stock modules; weak views of unlabelled images pass without gradient, labelled and strong ones with it, as
 in fastswa, so that the two differ in the engine alone; an EMA follows. Images lie in memory as a tensor and each
-operation of the strong views runs on those that drew it, or DataLoaders read PIL images and augment them one by one.
+operation of the strong views runs on those that drew it, or DataLoaders (as naive.py has them) read PIL images and
+augment them one by one.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-import os
 import random
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -22,10 +22,10 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from naive import loaded_by, weak_views
+from naive import ENOUGH, loaded_by, most_workers, weak_views
 
 Batches = Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]
-THRESHOLD, DECAY, OPERATIONS, CUTOUT, MOST_WORKERS = 0.95, 0.999, 2, 0.5, 16
+THRESHOLD, DECAY, OPERATIONS, CUTOUT = 0.95, 0.999, 2, 0.5
 
 
 class Residual(nn.Module):
@@ -112,8 +112,8 @@ def tensors_in_memory(
     """Endless batches from (N, C, H, W) uint8 arrays kept on the device, augmented a batch at a time."""
     images = torch.from_numpy(pixels).to(device)
     known = torch.from_numpy(labels).to(device)
-    mean = images.float().mean(dim=(0, 2, 3), keepdim=True)
-    std = images.float().std(dim=(0, 2, 3), keepdim=True)
+    mean = images[:ENOUGH].float().mean(dim=(0, 2, 3), keepdim=True)
+    std = images[:ENOUGH].float().std(dim=(0, 2, 3), keepdim=True)
     while True:
         index = torch.randint(0, len(images), (batch,), device=device)
         chosen = images[index].float()
@@ -248,7 +248,7 @@ class _Pictures(Dataset[Any]):
     def __init__(self, pixels: np.ndarray, labels: np.ndarray | None, translate: int, flip: bool) -> None:
         self.pictures = [Image.fromarray(p.transpose(1, 2, 0)) for p in pixels]
         self.labels, self.translate, self.flip = labels, translate, flip
-        self.mean, self.std = float(pixels.mean()), float(pixels.std())
+        self.mean, self.std = float(pixels[:ENOUGH].mean()), float(pixels[:ENOUGH].std())
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -284,13 +284,12 @@ def pil_loader(
     pixels: np.ndarray, labels: np.ndarray, batch: int, labelled: int, device: torch.device, translate: int, flip: bool,
     workers: int | None = None,
 ) -> Batches:  # fmt: skip
-    """Endless batches from DataLoaders of PIL images; a worker for each core, sixteen at most, unless said.
-
-    Labelled images have two workers besides.
-    """
-    if workers is None:
-        workers = min(MOST_WORKERS, os.cpu_count() or 1)
-    few = loaded_by(_Pictures(pixels, labels, translate, flip), labelled, min(workers, 2), device)
-    many = loaded_by(_Pictures(pixels, None, translate, flip), batch - labelled, workers, device)
+    """Endless batches from DataLoaders of PIL images; labelled images have two workers besides the others'."""
+    workers = most_workers() if workers is None else workers
+    pictures = _Pictures(pixels, labels, translate, flip)
+    unlabelled = copy.copy(pictures)
+    unlabelled.labels = None
+    few = loaded_by(pictures, labelled, min(workers, 2), device)
+    many = loaded_by(unlabelled, batch - labelled, workers, device)
     for (view, known), (weak, strong) in zip(few, many, strict=True):
         yield view, weak, strong, known

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -152,6 +154,56 @@ def test_naive_batches(naive: ModuleType, source: str) -> None:
     assert abs(float(weak.mean())) < 0.3
     assert 0.8 < float(weak.std()) < 1.2
     assert 0.05 < float((strong == 0).all(dim=1).float().mean()) < 0.6
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_naive_loaders_keep_their_workers_and_pin_for_a_gpu(
+    naive: ModuleType, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """A worker for each core, sixteen at most; FixMatch's labelled images have two besides."""
+    asked: list[tuple[int, dict[str, object]]] = []
+
+    def loader(pictures: object, batch: int, **options: object) -> list[list[torch.Tensor]]:
+        asked.append((batch, options))
+        return [[torch.zeros(batch)] * (3 if batch == 16 else 2)]
+
+    plain = importlib.import_module("naive")
+    monkeypatch.setattr(plain, "DataLoader", loader)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, **__: tensor)
+    data = images().train
+    for cores, workers in ((64, 16), (3, 3)):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        for loop in (plain, naive):
+            next(loop.pil_loader(data.pixels, data.labels, 16, 2, torch.device(device), 1, True))
+        assert [(batch, options["num_workers"]) for batch, options in asked] == [(16, workers), (2, 2), (14, workers)]
+        assert {options["persistent_workers"] for _, options in asked} == {True}
+        assert {options["pin_memory"] for _, options in asked} == {device == "cuda"}
+        asked.clear()
+
+
+def test_naive_loops_get_all_images_and_torchs_own_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int, bool, bool]] = []
+
+    class Trainer:
+        def __init__(self, *_: object) -> None: ...
+
+        def step(self, images: int, labels: int) -> None:
+            cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+            seen.append((images, labels, cudnn.allow_tf32, matmul.allow_tf32))
+
+    def source(pixels: np.ndarray, labels: np.ndarray, *_: object) -> Iterator[tuple[int, int]]:
+        yield from repeat((len(pixels), len(labels)))
+
+    loops = SimpleNamespace(FixMatch=Trainer, tensors_in_memory=source, pil_loader=source)
+    monkeypatch.setattr(bench, "_naive_module", lambda name: loops)
+    monkeypatch.setattr(bench, "time_steps", lambda one, *_: one() or 1.0)
+    config = config_of()
+    compute = choose_compute(config.device)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    found = list(bench._naive("resnet9", config, images(6000, side=4), compute, 0.01, None))
+    assert [name for name, *_ in found] == ["naive", "naive, PIL loader"]
+    assert seen == [(6000, 6000, True, False)] * 2
+    assert not torch.backends.cudnn.allow_tf32
 
 
 def test_rows_hold_method_floor_and_the_share_of_strong_views(monkeypatch: pytest.MonkeyPatch) -> None:
