@@ -133,6 +133,9 @@ def test_an_epoch_that_does_not_fit_is_refused(source: Path, tmp_path: Path, mon
         "data.extra: an epoch's 150 extra images take 0.0 MiB, and cpu has room for 100; "
         "set data.extra_per_epoch or data.extra_images to less."
     )
+    monkeypatch.setattr(window, "free_memory", lambda device: 2 * 64 * 1297)
+    with pytest.raises(RequestError, match=r"and cpu has room for 0; set data\.size to less"):
+        train(with_extra(source), tmp_path / "run")
 
 
 def test_a_run_is_evaluated_where_its_extra_images_are_gone(source: Path, tmp_path: Path) -> None:

@@ -110,6 +110,13 @@ def test_what_fits_neither_here_nor_there_is_refused(
     assert train(tmp_path / "run")[0].finished
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine on which nothing can be pinned")
+def test_memory_that_cannot_be_pinned_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window, "free_memory", lambda device: 64 if device.type == "cuda" else 1 << 30)
+    with pytest.raises(RequestError, match="cuda:0 has no room for them, and the machine's memory none to pin them in"):
+        window.on_device(np.zeros((2, 3, 8, 8), np.uint8), torch.device("cuda:0"))
+
+
 @pytest.mark.parametrize("kind", [np.uint8, np.float32])
 def test_a_gpu_is_told_where_the_images_are(kind: type[np.generic]) -> None:
     """The same words describe an array to numpy."""
@@ -138,8 +145,10 @@ def test_a_gpu_reads_the_machines_memory(
     train(tmp_path / "held", chosen)
     train(tmp_path / "held-extra", chosen, extra)
     monkeypatch.setattr(window, "free_memory", lambda device: 64 if device.type == "cuda" else 1 << 30)
+    held = torch.cuda.memory_allocated()
     images = window.on_device(np.arange(48, dtype=np.uint8).reshape(1, 3, 4, 4), torch.device("cuda"))
     assert images.is_cuda
+    assert torch.cuda.memory_allocated() == held
     assert torch.equal(images.cpu().flatten().sort().values, torch.arange(48, dtype=torch.uint8))
     (said,) = train(tmp_path / "beside", chosen)[1]
     assert said.endswith("has free; they stay in the machine's memory, where each step reads its own.")

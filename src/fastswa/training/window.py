@@ -99,11 +99,12 @@ def bring_over(
     beside = windowed and (len(train) + plan.extra_per_epoch) * size > room
     if beside and _pinned_size((len(train) + len(extra)) * size) > _pinnable(device):
         fitting = max(room // size - len(train), 0)
-        fewer = {"extra": "data.extra_images", "target": "split.unlabelled"}
+        fewer = {"extra": "data.extra_images", "target": "split.unlabelled"}[extra.kind]
+        # A CPU whose memory the training images fill has room for no draw, however small.
+        less = f"data.extra_per_epoch or {fewer}" if fitting or _pinnable(device) else "data.size"
         raise RequestError(
             f"data.{extra.kind}: an epoch's {plan.extra_per_epoch:,} {extra.kind} images take "
-            f"{_shown(plan.extra_per_epoch * size)}, and {device} has room for {fitting:,}; set "
-            f"data.extra_per_epoch or {fewer[extra.kind]} to less."
+            f"{_shown(plan.extra_per_epoch * size)}, and {device} has room for {fitting:,}; set {less} to less."
         )
     windowed = windowed and not beside
     added = plan.extra_per_epoch if windowed else len(extra)
@@ -186,12 +187,17 @@ def _beside(count: int, like: np.ndarray, device: torch.device) -> tuple[Tensor,
     size = count * like[:1].nbytes
     if _pinned_size(size) > _pinnable(device):
         raise _no_room(count, size, device)
-    cuda = device.type == "cuda"
+    if device.type == "cpu":
+        held = empty_images(count, like, device)
+        return held, held
     try:
-        held = empty_images(count, like, torch.device("cpu"), pinned=cuda)
-        seen = torch.as_tensor(_Pinned(held), device=device) if cuda else held
+        with torch.cuda.device(device):
+            held = empty_images(count, like, torch.device("cpu"), pinned=True)
+            seen = torch.as_tensor(_Pinned(held), device=device)
     except RuntimeError as error:  # the system may let nobody pin so much
         raise _no_room(count, size, device) from error
+    if seen.data_ptr() != held.data_ptr():  # a copy, of what nobody has written yet
+        raise _no_room(count, size, device)
     return held, seen
 
 
