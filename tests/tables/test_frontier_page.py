@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from test_frontier import write
-
-from fastswa.layers import build_config, flag_layer, recipe_layer
 
 HOME = Path(__file__).parents[2]
 
@@ -109,41 +106,3 @@ def test_own_images_say_what_they_were_measured_on(writer: ModuleType, tmp_path:
     (tmp_path / "own-images-a.json").write_text(json.dumps(record), "utf-8")
     line = writer.own_images_part(tmp_path).splitlines()[-1]
     assert line == "| a.npz | 100 | 1, 2 | 5 | held-out training images | pi 3.50, fixmatch 1.50 |"
-
-
-@pytest.fixture(scope="module")
-def tuning() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(HOME / "benchmarks"))
-        return importlib.import_module("tuning")
-
-
-def test_the_runs_that_the_page_asks_for_can_be_made(writer: ModuleType, tuning: ModuleType) -> None:
-    """Eight of 8,000 steps, each with settings that exist and the averages to compare."""
-    (line,) = re.findall(
-        r"^python benchmarks/tuning\.py (.*)$", writer.PAGE.read_text("utf-8").replace("\\\n", ""), re.M
-    )
-    words = [word for word in line.split() if word != "--each"]
-    assert tuning.option(words, "--together", 0) == 3
-    first = next(number for number, word in enumerate(words) if word.startswith("--"))
-    recipe, *axes = words[:first]
-    grid = tuning.combinations(axes, each=True)
-    configs = [
-        build_config(
-            recipe_layer(recipe),
-            flag_layer(words[first:]),
-            flag_layer([f"--{name}={value}" for name, value in settings.items()]),
-        )
-        for settings in grid
-    ]
-    assert len(configs) == 8
-    assert {config.schedule.epochs * (config.batch.steps or 0) for config in configs} == {8000}
-    assert len({config.model_dump_json() for config in configs}) == 8
-    kinds = [average.kind for average in configs[0].averaging.values()]
-    assert kinds == ["ema", "fast-swa", "last", "ema", "fast-swa", "fast-swa"]
-
-
-def test_tuning_changes_one_value_at_a_time(tuning: ModuleType) -> None:
-    axes = ["a=1,2", "b=3"]
-    assert tuning.combinations(axes, each=True) == [{}, {"a": "1"}, {"a": "2"}, {"b": "3"}]
-    assert tuning.combinations(axes, each=False) == [{"a": "1", "b": "3"}, {"a": "2", "b": "3"}]

@@ -1,0 +1,185 @@
+"""benchmarks/tuning.py: what it tries, that it goes on where it stopped, that the commands on the pages can be run."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fastswa.console import ConsoleWatcher
+
+HOME = Path(__file__).parents[1]
+# Twelve steps of a small network; 100 of the digits are held out.
+SMALL = [
+    *("digits-fixmatch", "--validation", "100", "--together", "2", "--model.width", "4", "--batch.steps", "3"),
+    *("--schedule.steps", "12", "--evaluation.refresh", "2", "--evaluation.every", "4", "--device", "cpu"),
+]
+
+
+@pytest.fixture(scope="module")
+def tuning() -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(HOME / "benchmarks"))
+        return importlib.import_module("tuning")
+
+
+def commands(page: str) -> list[list[str]]:
+    """The words of the page's tuning commands, with what it puts into variables written out."""
+    text = (HOME / "docs" / page).read_text("utf-8")
+    values: dict[str, str] = {}
+    found = []
+    for line in text.splitlines():
+        written = re.sub(r"\$(\w+)", lambda name: values.get(name[1], name[0]), line)
+        if assigned := re.fullmatch(r'(\w+)="(.*)"', written):
+            values[assigned[1]] = assigned[2]
+        if written.startswith("python benchmarks/tuning.py "):
+            found.append(shlex.split(written)[2:])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("page", "count", "recipes"),
+    [
+        ("frontier.md", 4, {"cifar10-fixmatch-4k-quick"}),
+        (
+            "howto-reproduce.md",
+            10,
+            {f"cifar10-cnn-{m}-4k" for m in ("vat", "vat-entmin", "temporal-ensembling", "vadd", "sntg")},
+        ),
+    ],
+)
+def test_the_commands_of_the_pages_can_be_made(tuning: ModuleType, page: str, count: int, recipes: set[str]) -> None:
+    """Of few runs each, all different, which have the recipe as it is in common."""
+    asked = commands(page)
+    assert len(asked) == count
+    paths: dict[str, set[Path]] = {}
+    for words in asked:
+        assert float(tuning.option(words, "--stop-after", "inf")) < 10
+        assert int(tuning.option(words, "--together", "0")) == 3
+        found = tuning.candidates(words)
+        assert 3 <= len(found) <= 4
+        assert len({one.config.model_dump_json() for one in found}) == len(found)
+        assert {(one.config.seed, one.config.split.validation) for one in found} == {(101, 5000)}
+        paths.setdefault(words[0], set()).update(one.path for one in found)
+        assert found[0].path == Path("runs/tuning") / words[0] / "as-it-is" / "seed-101"
+    assert paths.keys() == recipes
+
+
+def test_the_frontiers_candidates(tuning: ModuleType) -> None:
+    found = {one.text: one.config for words in commands("frontier.md") for one in tuning.candidates(words[:-6])}
+    quick = "cifar10-fixmatch-4k-quick"
+    assert {config.schedule.epochs * (config.batch.steps or 0) for config in found.values()} == {16_000}
+    assert found[f"{quick} method.together=true"].method.together
+    assert found[f"{quick} optimiser.weight_decay=1e-3"].optimiser.weight_decay == 1e-3
+    assert not found[f"{quick} batch.reuse_labelled=false"].batch.reuse_labelled
+    averages = found[f"{quick} as it is"].averaging
+    assert {name: average.kind for name, average in averages.items()} == {
+        **{"ema": "ema", "fast_swa": "fast-swa", "last": "last"},
+        **{"slow": "ema", "often": "fast-swa", "half": "fast-swa"},
+    }
+
+
+def test_one_value_changes_at_a_time_or_all_are_combined(tuning: ModuleType) -> None:
+    axes = ["a=1,2", "b=3"]
+    assert tuning.combinations(axes, each=True) == [{}, {"a": "1"}, {"a": "2"}, {"b": "3"}]
+    assert tuning.combinations(axes, each=False) == [{"a": "1", "b": "3"}, {"a": "2", "b": "3"}]
+
+
+def test_runs_are_kept_and_not_trained_again(
+    tuning: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*SMALL[:1], "optimiser.lr=0.05,0.1", *SMALL[1:], "--seeds", "101,102", "--out", str(tmp_path)]
+    released = []
+    monkeypatch.setattr(tuning, "_release", lambda: released.append(True))
+    assert tuning.main(list(words)) == 0
+    first = capsys.readouterr().out.splitlines()
+    assert len(released) == 2  # two groups of two
+    assert [line.partition(" (")[0] for line in first[:4]] == [
+        f"digits-fixmatch optimiser.lr={rate} seed {seed}" for seed in (101, 102) for rate in ("0.05", "0.1")
+    ]
+    assert [line.partition(":")[0] for line in first[4:]] == [
+        f"digits-fixmatch optimiser.lr={rate}, mean of 2 seeds" for rate in ("0.05", "0.1")
+    ]
+    students = [float(re.findall(r"student (\S+)", line)[0]) for line in first]
+    assert students[4] == pytest.approx((students[0] + students[2]) / 2, abs=0.006)
+    assert (tmp_path / "digits-fixmatch" / "optimiser.lr=0.05" / "seed-102" / "model.safetensors").exists()
+    monkeypatch.setattr(tuning, "attempt_together", None)  # nothing may be trained
+    assert tuning.main(list(words)) == 0
+    second = capsys.readouterr().out.splitlines()
+    assert [line.replace(" there already", "") for line in second] == first
+
+
+def test_a_stopped_search_goes_on_and_ends_as_an_undisturbed_one(
+    tuning: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopping(ConsoleWatcher):
+        """Stops after some steps of the two runs."""
+
+        asked = 0
+
+        def should_stop(self) -> bool:
+            self.asked += 1
+            return self.asked > 10
+
+    def words(out: str) -> list[str]:
+        return [*SMALL[:1], "optimiser.lr=0.05,0.1", *SMALL[1:], "--out", str(tmp_path / out)]
+
+    def errors() -> list[str]:
+        return [line.rpartition("  (")[0] for line in capsys.readouterr().out.splitlines()]
+
+    assert tuning.main(words("whole")) == 0
+    expected = errors()
+    with monkeypatch.context() as patch:
+        patch.setattr(tuning, "ConsoleWatcher", Stopping)
+        assert tuning.main(words("stopped")) == 0
+        answer = capsys.readouterr()
+    assert answer.out == ""
+    assert "stopped and saved, 2 of 2 runs are left; the same command goes on." in answer.err
+    assert list((tmp_path / "stopped").rglob("step-*"))
+    assert tuning.main(words("stopped")) == 0
+    assert errors() == expected
+
+
+def test_test_errors_are_not_shown(tuning: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tuning.main([*SMALL, "--out", str(tmp_path)]) == 0
+    answer = capsys.readouterr()
+    (line,) = answer.out.splitlines()
+    student = float(re.findall(r"student (\S+)", line)[0])
+    assert re.findall(r"student (\S+)%", answer.err) == [f"{student:.2f}"]
+    metrics = (tmp_path / "digits-fixmatch" / "as-it-is" / "seed-101" / "metrics.jsonl").read_text("utf-8")
+    assert '"validation_error"' in metrics
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "name a recipe first."),
+        (["digits-fixmatch", "lr"], "'lr' is no KEY=V1,V2,… to choose from."),
+        (["digits-fixmatch", "--together", "0"], "--together must be at least 1."),
+        (["digits-fixmatch", "--stop-after", "soon"], "--stop-after: 'soon' is not a number of at least 0."),
+        (["digits-fixmatch", "--seeds", "1,x"], "--seeds: '1,x' are not whole numbers."),
+        (["digits-fixmatch", "--out"], "--out needs a value."),
+        (["digits-fixmatsch"], "unknown recipe 'digits-fixmatsch'; did you mean digits-fixmatch?"),
+    ],
+)
+def test_a_wrong_request_is_one_sentence(
+    tuning: ModuleType, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tuning.main(words) == 2
+    answer = capsys.readouterr()
+    assert (answer.out, answer.err) == ("", f"# {sentence}\n")
+
+
+def test_a_folder_of_other_runs_is_refused(
+    tuning: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tuning.main([*SMALL, "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert tuning.main([*SMALL, "--out", str(tmp_path), "--optimiser.momentum", "0.8"]) == 2
+    folder = tmp_path / "digits-fixmatch" / "as-it-is" / "seed-101"
+    sentence = f"{folder} holds a run with another optimiser.momentum; choose another --out."
+    assert capsys.readouterr().err == f"# {sentence}\n"
