@@ -76,7 +76,10 @@ def test_unknown_settings_are_refused_with_the_nearest_name(layer: dict[str, Any
         ({"averaging": 5}, "averaging: '5' is not a table of settings."),
         ({"averaging": {"swa": 5}}, "averaging.swa: '5' is not a table of settings."),
         ({"method": {"divergence": "l2"}}, "method.divergence: 'l2' is not one of 'squared' or 'kl'."),
-        ({"averaging": {"a": {"kind": "x"}}}, "averaging.a.kind: 'x' is not one of 'swa', 'fast-swa' or 'ema'."),
+        (
+            {"averaging": {"a": {"kind": "x"}}},
+            "averaging.a.kind: 'x' is not one of 'swa', 'fast-swa', 'ema' or 'last'.",
+        ),
         ({"checkpoint": {"keep": ["a"]}}, "checkpoint.keep.0: 'a' is not a whole number."),
         ({"model": {"heads": 3}}, "model.heads: '3' is refused: it should be less than or equal to 2."),
         ({"schedule": {"length": 0}}, "schedule.length: '0' is refused: it should be greater than 0."),
