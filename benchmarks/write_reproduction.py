@@ -11,10 +11,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from fastswa.tables.figures import figure
-from fastswa.tables.measured import Result, by_row, load_results
+from fastswa.tables.measured import Result, by_row, device_minutes, load_results
 from fastswa.tables.render import markdown
 from fastswa.tables.rows import METHODS as PROCEDURES
 from fastswa.tables.rows import TABLES, all_rows
@@ -83,7 +84,7 @@ def runs_part(folder: Path) -> str:
     ]
     for (recipe, epochs, where, revision, together), records in sorted(groups.items()):
         seeds = ", ".join(str(record["seed"]) for record in records)
-        minutes = sum(record["minutes"] for record in records) / len(records) / int(together)
+        minutes = mean(device_minutes(record["metrics"], int(together))[-1] for record in records)
         rows.append(f"| `{recipe}` | {seeds} | {epochs} | {where} | {revision} | {together} | {minutes:.1f} |")
     return "\n".join(rows)
 

@@ -135,7 +135,7 @@ def test_every_network_of_a_run_can_be_loaded(network: str, finished: Path) -> N
 
 
 def test_the_model_to_use_is_named(finished: Path) -> None:
-    assert PREFERENCE == ("fast-swa", "swa", "teacher", "ema", "student")
+    assert PREFERENCE == ("fast-swa", "swa", "teacher", "ema", "student", "last")
     assert fastswa.load(finished).facts.network == "fast_swa"
     assert_identical(load_file(finished / "model.safetensors"), load_file(finished / "models/fast_swa.safetensors"))
 

@@ -253,9 +253,9 @@ def test_what_does_not_fit_beside_others_is_tried_alone(home: Path, monkeypatch:
     groups: list[int] = []
     real = sweeps.attempt_together
 
-    def small(attempts: Sequence[Any], say: Any) -> list[RunResult | Exception]:
+    def small(attempts: Sequence[Any], say: Any, began: float | None) -> list[RunResult | Exception]:
         groups.append(len(attempts))
-        outcomes = real(attempts[:1], say)
+        outcomes = real(attempts[:1], say, began=began)
         return [*outcomes, *(torch.OutOfMemoryError("CUDA out of memory") for _ in attempts[1:])]
 
     monkeypatch.setattr(sweeps, "attempt_together", small)
@@ -267,7 +267,7 @@ def test_what_does_not_fit_beside_others_is_tried_alone(home: Path, monkeypatch:
 
 def test_a_lost_gpu_ends_the_sweep_but_not_its_report(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = RuntimeError("CUDA error: an illegal memory access was encountered")
-    monkeypatch.setattr(sweeps, "attempt_together", lambda attempts, say: [lost for _ in attempts])
+    monkeypatch.setattr(sweeps, "attempt_together", lambda attempts, say, began: [lost for _ in attempts])
     ended, said = sweep(home, cells_of(home, seeds=(3, 4)))
     assert statuses(ended) == [(3, "failed"), (4, "missing")]
     assert said[-1].startswith("the GPU can no longer be used by this process")

@@ -133,10 +133,9 @@ def models(run: Path) -> dict[str, Tensor]:
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    """A run's evaluations without their wall-clock field."""
-    return [
-        {k: v for k, v in line.items() if k not in ("seconds", "edge_seconds")} for line in RunFolder(run).metrics()
-    ]
+    """A run's evaluations without what depends on the clock and on the runs beside it."""
+    apart = ("seconds", "edge_seconds", "together")
+    return [{k: v for k, v in line.items() if k not in apart} for line in RunFolder(run).metrics()]
 
 
 def assert_identical(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ def fit(
     >>> run = fastswa.fit("digits-mean-teacher", seed=1, out="runs/a")
     >>> run.metrics[-1]["error"]["fast_swa"]
     """
+    began = time.monotonic()
     from fastswa.training.budget import Budget
     from fastswa.training.run import flatten, train_new
 
@@ -49,7 +51,7 @@ def fit(
     extra: dict[str, Any] = {} if seed is None else {"seed": seed}
     config = build_config(base, merge(settings or {}, extra))
     refuse_idle(config, settings or {})
-    return train_new(config, Path(out), Quiet(), _warn, budget=budget)
+    return train_new(config, Path(out), Quiet(), _warn, budget=budget, began=began)
 
 
 def resume(run: str | Path, *, settings: Mapping[str, Any] | None = None) -> RunResult:
@@ -57,9 +59,10 @@ def resume(run: str | Path, *, settings: Mapping[str, Any] | None = None) -> Run
 
     `settings` may change what leaves the run the same, above all how far it goes: `{"schedule": {"epochs": 80}}`.
     """
+    began = time.monotonic()
     from fastswa.training.run import resume as resume_run
 
-    return resume_run(Path(run), settings or {}, Quiet(), _warn)
+    return resume_run(Path(run), settings or {}, Quiet(), _warn, began=began)
 
 
 def load(run: str | Path, network: str | None = None) -> TrainedModel:

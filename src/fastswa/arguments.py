@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +28,14 @@ class Verb:
 
 
 class Arguments:
-    """What stood after the verb: targets first, then the verb's options and settings of Config."""
+    """What stood after the verb: targets first, then the verb's options and settings of Config.
 
-    def __init__(self, name: str, verb: Verb, words: Sequence[str]) -> None:
+    `began` is the moment at which the command began, by time.monotonic.
+    """
+
+    def __init__(self, name: str, verb: Verb, words: Sequence[str], began: float | None = None) -> None:
         self.verb = verb
+        self.began = time.monotonic() if began is None else began
         self.targets: list[str] = []
         self.options: dict[str, str] = {}
         self.settings: list[str] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 
 from fastswa import __version__
@@ -11,6 +12,9 @@ from fastswa.arguments import Arguments, Verb
 from fastswa.errors import FastswaError, RequestError
 from fastswa.registry import nearest
 from fastswa.verbs import VERBS
+
+# The command's beginning, as early as we can know it.
+_STARTED = time.monotonic()
 
 
 def _help() -> str:
@@ -50,10 +54,11 @@ def _verb_help(verb: Verb) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0 (done), 1 (failed while running) or 2 (the request was wrong)."""
     words = list(sys.argv[1:] if argv is None else argv)
+    began = _STARTED if argv is None else time.monotonic()
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
-        code = _dispatch(words)
+        code = _dispatch(words, began)
         sys.stdout.flush()
         return code
     except FastswaError as error:
@@ -76,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _dispatch(words: list[str]) -> int:
+def _dispatch(words: list[str], began: float) -> int:
     if not words or words[0] in ("--help", "-h", "help"):
         print(_help())
         return 0
@@ -90,7 +95,7 @@ def _dispatch(words: list[str]) -> int:
     if "--help" in rest or "-h" in rest:
         print(_verb_help(verb))
         return 0
-    return verb.run(Arguments(name, verb, rest))
+    return verb.run(Arguments(name, verb, rest, began))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,11 @@ from fastswa.training.run import fingerprint
 
 
 def record(run: Path) -> dict[str, Any]:
-    """What a run folder says of itself, without paths of the machine it ran on."""
+    """What a run folder says of itself, without paths of the machine it ran on.
+
+    `minutes` are those of steps and evaluations; `wall_seconds` go from the command to the written model, over all
+    parts of the run, and are None where it is not finished or some part did not keep them.
+    """
     folder = RunFolder.open(run)
     config, metrics = folder.config(), folder.metrics()
     if not metrics:
@@ -31,11 +35,13 @@ def record(run: Path) -> dict[str, Any]:
         environment = json.loads((run / "environment.json").read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise RequestError(f"{run / 'environment.json'} cannot be read: {error}.") from error
+    wall = environment.pop("wall_seconds", None)
     return {
         "fingerprint": fingerprint(config),
         "seed": config.seed,
         "epochs": metrics[-1]["epoch"],
         "minutes": round(metrics[-1]["seconds"] / 60, 2),
+        "wall_seconds": wall,
         "environment": environment,
         "config": settings,
         "metrics": metrics,

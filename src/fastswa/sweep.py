@@ -204,7 +204,7 @@ class Sweep:
     """Trains what is missing of some cells, `together` at a time, and keeps the record of each in `results`.
 
     A cell that fails leaves the others going. `watch` gives the watcher of a cell's run; once `stopping` says so, what
-    runs is saved and nothing more is started.
+    runs is saved and nothing more is started. `began` is when the command did, for the time that its first runs take.
     """
 
     cells: list[Cell]
@@ -214,6 +214,7 @@ class Sweep:
     watch: Callable[[Cell], Watcher]
     stopping: Callable[[], bool]
     say: Say
+    began: float | None = None
     ended: dict[str, Cell] = field(default_factory=dict)
     lost: bool = False
 
@@ -233,7 +234,8 @@ class Sweep:
     def _train(self, group: list[Cell]) -> list[Cell]:
         """Train some cells at once; those are given back for which the memory of the device was too small."""
         crowded = []
-        outcomes = attempt_together([self._run_of(cell) for cell in group], self.say)
+        began, self.began = self.began, None
+        outcomes = attempt_together([self._run_of(cell) for cell in group], self.say, began=began)
         for cell, outcome in zip(group, outcomes, strict=True):
             if isinstance(outcome, torch.OutOfMemoryError) and len(group) > 1:
                 self.say(f"{cell.name} found too little memory beside the others; it is tried again alone.")

@@ -11,7 +11,7 @@ import pytest
 from made_up import write_result
 
 from fastswa.errors import RequestError
-from fastswa.tables.measured import Measured, by_row, load_results, measured
+from fastswa.tables.measured import Measured, by_row, device_minutes, load_results, measured
 from fastswa.tables.rows import all_rows
 
 MT = "cifar10-cnn-mean-teacher-4k"
@@ -53,6 +53,12 @@ def test_minutes_are_a_runs_share_of_the_device(tmp_path: Path) -> None:
     pooled = measured(by_row(load_results(tmp_path))[MT], all_rows()[MT], "teacher", 180)
     assert pooled is not None
     assert pooled.minutes == pytest.approx(60)
+
+
+def test_minutes_follow_the_number_of_runs_at_once() -> None:
+    """Three at once for an hour, two for one more, then alone after a resume; lines without a number are two's."""
+    lines = [{"seconds": 3600.0, "together": 3}, {"seconds": 7200.0}, {"seconds": 7800.0, "together": 1}]
+    assert device_minutes(lines, 2) == pytest.approx([20, 50, 60])
 
 
 def test_extra_images_are_known_by_the_files_name(tmp_path: Path) -> None:

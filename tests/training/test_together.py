@@ -10,9 +10,10 @@ import pytest
 from fastswa.errors import RequestError, RunError
 from fastswa.training import run as runs
 from fastswa.training.device import Compute
+from fastswa.training.folder import RunFolder
 from fastswa.training.lanes import Lanes
 from fastswa.training.run import NewRun, OldRun, RunResult, attempt_together, train_together
-from tiny_runs import StoppingWatcher, assert_same_run, tiny, train
+from tiny_runs import StoppingWatcher, assert_same_run, go_on, tiny, train
 
 
 class Turns(Lanes):
@@ -57,6 +58,45 @@ def test_resumed_runs_take_turns_and_end_as_their_solo_runs(tmp_path: Path) -> N
     for name, seed in (("a", 3), ("b", 4), ("c", 5)):
         train(tiny({"seed": seed}), tmp_path / f"solo-{seed}")
         assert_same_run(tmp_path / name, tmp_path / f"solo-{seed}")
+
+
+def counts(run: Path) -> list[int]:
+    """How many runs shared the device at each evaluation."""
+    return [line["together"] for line in RunFolder(run).metrics()]
+
+
+def at_once(run: Path) -> int:
+    number: int = RunFolder(run).known_environment()["together"]
+    return number
+
+
+@pytest.mark.usefixtures("turns")
+def test_each_evaluation_says_how_many_shared_the_device(tmp_path: Path) -> None:
+    """Two begin, one ends after an epoch; the other is stopped, and goes on alone."""
+    attempts = [
+        NewRun(tiny({"schedule": {"epochs": 1, "length": 1}}), tmp_path / "short", StoppingWatcher()),
+        NewRun(tiny({"seed": 4}), tmp_path / "long", StoppingWatcher(stop=6)),
+    ]
+    train_together(attempts, quiet)
+    assert (counts(tmp_path / "short"), counts(tmp_path / "long")) == ([2], [2, 1])
+    go_on(tmp_path / "long")
+    assert (counts(tmp_path / "long"), at_once(tmp_path / "long")) == ([2, 1, 1, 1], 2)
+
+
+@pytest.mark.usefixtures("turns")
+def test_a_run_that_goes_on_beside_others_did_not_run_alone(tmp_path: Path) -> None:
+    train(tiny(), tmp_path / "a", StoppingWatcher(stop=6))
+    assert (counts(tmp_path / "a"), at_once(tmp_path / "a")) == ([1, 1], 1)
+    train_together(
+        [OldRun(tmp_path / "a", StoppingWatcher()), NewRun(tiny(), tmp_path / "b", StoppingWatcher())], quiet
+    )
+    assert (counts(tmp_path / "a"), at_once(tmp_path / "a")) == ([1, 1, 2, 2], 2)
+
+
+def test_runs_one_after_the_other_each_had_the_device(tmp_path: Path) -> None:
+    train_together([NewRun(tiny({"seed": n}), tmp_path / str(n), StoppingWatcher()) for n in (3, 4)], quiet)
+    for name in ("3", "4"):
+        assert (counts(tmp_path / name), at_once(tmp_path / name)) == ([1] * 4, 1)
 
 
 @pytest.mark.usefixtures("turns")

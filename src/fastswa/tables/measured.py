@@ -29,9 +29,9 @@ _FILES = ("data.extra", "data.extra_file")
 
 @dataclass(frozen=True)
 class Result:
-    """One file of results/: a run's settings and its evaluations; it had `together` - 1 others beside it.
+    """One file of results/: a run's settings and its evaluations; it had up to `together` - 1 others beside it.
 
-    `gpu` is None where it ran on a CPU.
+    `gpu` is None where it ran on a CPU, `wall_seconds` where nobody took the time from the command to the model.
     """
 
     file: str
@@ -39,6 +39,7 @@ class Result:
     metrics: list[dict[str, Any]]
     together: int = 1
     gpu: str | None = None
+    wall_seconds: float | None = None
 
     @property
     def seed(self) -> int:
@@ -90,8 +91,22 @@ def load_results(folder: Path | None) -> list[Result]:
         except RequestError as error:
             raise RequestError(f"{path}: {error}") from error
         place = record.get("environment") or {}
-        found.append(Result(path.name, config, record["metrics"], place.get("together", 1), place.get("gpu")))
+        ran = (place.get("together", 1), place.get("gpu"), record.get("wall_seconds"))
+        found.append(Result(path.name, config, record["metrics"], *ran))
     return found
+
+
+def device_minutes(metrics: Sequence[Mapping[str, Any]], together: int = 1) -> list[float]:
+    """The minutes of the device that a run had taken at each evaluation: its share where several ran at once.
+
+    A line says how many did; `together` stands in for lines from before they said so.
+    """
+    minutes, total, before = [], 0.0, 0.0
+    for line in metrics:
+        total += (line["seconds"] - before) / 60 / line.get("together", together)
+        before = line["seconds"]
+        minutes.append(total)
+    return minutes
 
 
 def by_row(results: Sequence[Result]) -> dict[str, list[Result]]:
@@ -194,10 +209,11 @@ def pooled(named: Sequence[tuple[Result, str | None]], epoch: int) -> Measured |
     errors: dict[int, list[float]] = defaultdict(list)
     minutes = []
     for result, name in named:
-        for line in result.metrics:
+        spent = device_minutes(result.metrics, result.together)
+        for line, share in zip(result.metrics, spent, strict=True):
             if line["epoch"] == epoch and name in line.get("error", {}):
                 errors[result.seed].append(line["error"][name])
-                minutes.append(line["seconds"] / 60 / result.together)
+                minutes.append(share)
     if not errors:
         return None
     return Measured({seed: mean(errors[seed]) for seed in sorted(errors)}, mean(minutes))

@@ -73,6 +73,19 @@ class RunFolder:
         if not (self.path / "environment.json").exists():
             self.write_environment(facts)
 
+    def known_environment(self) -> dict[str, Any]:
+        """What environment.json says; nothing where a kill came before it or it is damaged."""
+        try:
+            facts = json.loads((self.path / "environment.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return facts if isinstance(facts, dict) else {}
+
+    def amend_environment(self, **facts: Any) -> None:
+        """Change some of what environment.json says; a damaged one is left as it is."""
+        if known := self.known_environment():
+            self._write("environment.json", json.dumps({**known, **facts}, indent=2) + "\n")
+
     def metrics(self) -> list[dict[str, Any]]:
         """The evaluations so far; a last line cut short by a kill is left out."""
         if not self._metrics.exists():

@@ -17,12 +17,20 @@ Made = TypeVar("Made")
 
 
 class Lanes:
-    """Lane k is a CUDA stream of its own from the second run on; on the CPU lanes mean nothing."""
+    """Lane k is a CUDA stream of its own from the second run on; on the CPU lanes mean nothing.
+
+    `running` says how many runs share the device at the moment.
+    """
 
     def __init__(self, compute: Compute) -> None:
         self._cuda = compute.device.type == "cuda"
         self._device = compute.device
         self._streams: dict[int, torch.cuda.Stream] = {}
+        self.running = 1
+
+    def at_once(self, runs: int) -> int:
+        """How many of `runs` share the device when they begin."""
+        return runs if self._cuda else 1
 
     def _lane(self, number: int) -> AbstractContextManager[object]:
         if not self._cuda or number == 0:
@@ -45,6 +53,7 @@ class Lanes:
             return
         waiting = dict(enumerate(runs))
         while waiting:
+            self.running = len(waiting)
             for number, run in list(waiting.items()):
                 with self._lane(number):
                     if next(run, True):

@@ -62,6 +62,9 @@ class Trainer:
         self.feed = Feed(config, material.plan, state.method, compute.device, compute.dtype)
         self.step = Step(state, self.feed, material.augment, material.pixels, material.labels, compute)
         self.observers: list[Observer] = []
+        # Of the command's time what `seconds` leaves out; None where an earlier part of the run did not keep it.
+        self.overhead: float | None = 0.0
+        self.together: Callable[[], int] = lambda: 1
         self.seconds = 0.0
         self.edge_seconds = 0.0
         self._edge_began: float | None = None
@@ -83,6 +86,10 @@ class Trainer:
     def epoch(self) -> float:
         """How far the state is."""
         return self.state.step / self.steps_per_epoch
+
+    def wall_seconds(self) -> float | None:
+        """The run's time so far, all of its parts and what each took to get ready; None if some of it is not known."""
+        return None if self.overhead is None else round(time.monotonic() - self._clock + self.overhead, 3)
 
     def check(self) -> None:
         """Probe that the method does what it declares; trips before anything is written."""
@@ -199,6 +206,7 @@ class Trainer:
             "epoch": self.epoch,
             "steps_per_epoch": self.steps_per_epoch,
             "seconds": self.seconds,
+            "overhead_seconds": self.overhead,
             "edge_seconds": self._edges(),
             "fingerprint": self.fingerprint,
         }
@@ -236,6 +244,7 @@ class Trainer:
             line |= {"agreement": agreeing} if agreeing else {}
         line["averaged"] = {name: average.count for name, average in state.averages.items()}
         line["seconds"] = round(time.monotonic() - self._clock, 3)
+        line["together"] = self.together()
         line["edge_seconds"] = round(self._edges(), 3)
         return {**line, **state.method.figures()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -161,6 +162,7 @@ class OldRun:
             _restore(state, checkpoint, self.path)
             trainer.seconds = checkpoint.facts["seconds"]
             trainer.edge_seconds = checkpoint.facts.get("edge_seconds", 0.0)
+            trainer.overhead = _overhead(checkpoint.facts, folder.known_environment())
         done = state.step if checkpoint is not None else -1
         folder.drop_metrics_after(done)
         drop_iterates(self.path, after=done)
@@ -172,6 +174,8 @@ class OldRun:
         announce(trainer, say)
         watcher = _watched(config, self.watcher, self.path)
         folder.write_config(config)
+        most = max(together, folder.known_environment().get("together", 1))
+        folder.amend_environment(together=most, wall_seconds=None)
         return trainer, watcher
 
 
@@ -183,33 +187,40 @@ def train_new(
     *,
     budget: Budget | None = None,
     tell: Say | None = None,
+    began: float | None = None,
 ) -> RunResult:
     """A new run in a new folder."""
-    return train_together([NewRun(config, out, watcher, budget, tell)], say)[0]
+    return train_together([NewRun(config, out, watcher, budget, tell)], say, began=began)[0]
 
 
-def resume(path: Path, changes: Mapping[str, Any], watcher: Watcher, say: Say) -> RunResult:
+def resume(
+    path: Path, changes: Mapping[str, Any], watcher: Watcher, say: Say, *, began: float | None = None
+) -> RunResult:
     """Go on with a run; `changes` may touch what RESUMABLE lists."""
-    return train_together([OldRun(path, watcher, changes)], say)[0]
+    return train_together([OldRun(path, watcher, changes)], say, began=began)[0]
 
 
-def train_together(runs: Sequence[NewRun | OldRun], say: Say) -> list[RunResult]:
+def train_together(runs: Sequence[NewRun | OldRun], say: Say, *, began: float | None = None) -> list[RunResult]:
     """Several runs on one device: taking turns at every step on a GPU, one after the other on the CPU.
 
     What one of them lacks is said before any starts; if one fails later, the others end before that is raised.
     """
-    outcomes = attempt_together(runs, say, strict=True)
+    outcomes = attempt_together(runs, say, strict=True, began=began)
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             raise outcome
     return [outcome for outcome in outcomes if isinstance(outcome, RunResult)]
 
 
-def attempt_together(runs: Sequence[NewRun | OldRun], say: Say, *, strict: bool = False) -> list[RunResult | Exception]:
+def attempt_together(
+    runs: Sequence[NewRun | OldRun], say: Say, *, strict: bool = False, began: float | None = None
+) -> list[RunResult | Exception]:
     """As `train_together`, but a run that fails only leaves its exception in its place.
 
-    With `strict` nothing is trained unless all of them could be made ready.
+    With `strict` nothing is trained unless all of them could be made ready. `began` is the moment (time.monotonic) at
+    which the command or the call began that they are trained for; now, if it is not given.
     """
+    began = time.monotonic() if began is None else began
     failures: dict[int, Exception] = {}
 
     def tried(number: int, make: Callable[[], Made]) -> Made | None:
@@ -228,10 +239,15 @@ def attempt_together(runs: Sequence[NewRun | OldRun], say: Say, *, strict: bool 
         compute = choose_compute(device)
         with settings_of(compute, device.threads):
             lanes = Lanes(compute)
+            before = time.monotonic() - began
             for number, (run, config) in enumerate(zip(runs, configs, strict=True)):
                 if config is not None:
-                    make = partial(_begin, run, config, compute, len(runs), say)
+                    make = partial(_begin, run, config, compute, lanes.at_once(len(runs)), say)
                     begun[number] = tried(number, partial(lanes.on, number, make))
+            for ready in begun:
+                if ready is not None:
+                    ready[0].together = lambda: lanes.running
+                    _add_overhead(ready[0], before)
             # One chain of steps a lane, an empty one where there is nothing to do.
             lanes.run([_steps(ready, number, failures) for number, ready in enumerate(begun)])
     return [
@@ -243,7 +259,23 @@ def attempt_together(runs: Sequence[NewRun | OldRun], say: Say, *, strict: bool 
 def _begin(run: NewRun | OldRun, config: Config, compute: Compute, together: int, say: Say) -> Begun:
     if choose_compute(config.device) != compute:
         raise RequestError(f"{run.path} and the run beside it have different settings of [device]; run them apart.")
-    return run.begin(config, compute, together, say)
+    began = time.monotonic()
+    trainer, watcher = run.begin(config, compute, together, say)
+    _add_overhead(trainer, time.monotonic() - began)
+    return trainer, watcher
+
+
+def _add_overhead(trainer: Trainer, seconds: float) -> None:
+    if trainer.overhead is not None:
+        trainer.overhead += seconds
+
+
+def _overhead(facts: Mapping[str, Any], environment: Mapping[str, Any]) -> float | None:
+    """The seconds that a checkpoint's own leave out, those of models written after it included; None if not kept."""
+    kept: float | None = facts.get("overhead_seconds")
+    if kept is None:
+        return None
+    return max(kept, (environment.get("wall_seconds") or 0.0) - facts["seconds"])
 
 
 def _steps(begun: Begun | None, number: int, failures: dict[int, Exception]) -> Iterator[None]:
@@ -253,6 +285,8 @@ def _steps(begun: Begun | None, number: int, failures: dict[int, Exception]) -> 
     trainer, watcher = begun
     try:
         yield from trainer.steps(watcher)
+        if trainer.finished:
+            trainer.folder.amend_environment(wall_seconds=trainer.wall_seconds())
     except Exception as error:
         failures[number] = error
 

@@ -27,6 +27,7 @@ def train_seeds(
     *,
     budget: Budget | None = None,
     tell: Say | None = None,
+    began: float | None = None,
 ) -> list[RunResult]:
     """Train one run a configuration, which differ in their seed, into OUT/seed-N; summary.json sums them up.
 
@@ -36,15 +37,17 @@ def train_seeds(
         NewRun(config, seed_folder(out, config.seed), watchers[config.seed], budget, None if number else tell)
         for number, config in enumerate(configs)
     ]
-    results = train_together(runs, say)
+    results = train_together(runs, say, began=began)
     write_summary(out, results)
     return results
 
 
-def resume_seeds(out: Path, changes: Mapping[str, Any], watchers: Mapping[int, Watcher], say: Say) -> list[RunResult]:
+def resume_seeds(
+    out: Path, changes: Mapping[str, Any], watchers: Mapping[int, Watcher], say: Say, *, began: float | None = None
+) -> list[RunResult]:
     """Go on with every run under OUT, together as they began."""
     runs = [OldRun(path, watchers[seed], changes) for seed, path in seeds_under(out).items()]
-    results = train_together(runs, say)
+    results = train_together(runs, say, began=began)
     write_summary(out, results)
     return results
 

@@ -24,9 +24,9 @@ def run(arguments: Arguments) -> int:
     with ConsoleWatcher(arguments.number("--stop-after", float("inf"))) as watcher:
         if seeds_under(path) and not (path / "config.toml").exists():
             lanes = {seed: watcher.lane(str(run), f"seed {seed}  ") for seed, run in seeds_under(path).items()}
-            results = resume_seeds(path, changes, lanes, say)
+            results = resume_seeds(path, changes, lanes, say, began=arguments.began)
         else:
-            results = [resume(path, changes, watcher.lane(str(path)), say)]
+            results = [resume(path, changes, watcher.lane(str(path)), say, began=arguments.began)]
     report = None if "--no-report" in arguments else report_after_training(path, results, say)
     code = watcher.conclude(path, results, "--json" in arguments, report)
     studied = study_after_training(asked, results, say, discard="--discard-iterates" in arguments)

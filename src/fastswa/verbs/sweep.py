@@ -47,6 +47,7 @@ def run(arguments: Arguments) -> int:
             watch=lambda cell: watcher.lane(f"{cell.run.name} seed {cell.seed}", f"{cell.name}  "),
             stopping=watcher.should_stop,
             say=say,
+            began=arguments.began,
         )
         ended = sweep.run()
     _print(ended, as_json="--json" in arguments)

@@ -64,9 +64,10 @@ def run(arguments: Arguments) -> int:
         if seeds:
             configs = [build_config(*layers, flags, {"seed": seed}) for seed in seeds]
             lanes = {seed: watcher.lane(f"{out} seed {seed}", f"seed {seed}  ") for seed in seeds}
-            results = train_seeds(configs, out, lanes, say, budget=budget, tell=say)
+            results = train_seeds(configs, out, lanes, say, budget=budget, tell=say, began=arguments.began)
         else:
-            results = [train_new(config, out, watcher.lane(str(out)), say, budget=budget, tell=say)]
+            lane = watcher.lane(str(out))
+            results = [train_new(config, out, lane, say, budget=budget, tell=say, began=arguments.began)]
     if budget is not None and all(result.finished for result in results):
         remark = budget.remark(time.monotonic() - began)
         if remark is not None:
