@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -137,16 +136,7 @@ class RunRecord:
 def read_run(path: Path) -> RunRecord:
     """The record of a run folder; refuses one that holds no run."""
     folder = RunFolder.open(path)
-    return RunRecord(path, folder.config(), folder.metrics(), _environment(path), folder.models_epoch())
-
-
-def _environment(path: Path) -> dict[str, Any]:
-    """environment.json, or nothing where a kill came before it or it is damaged."""
-    try:
-        facts = json.loads((path / "environment.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return facts if isinstance(facts, dict) else {}
+    return RunRecord(path, folder.config(), folder.metrics(), folder.known_environment(), folder.models_epoch())
 
 
 def short_names(runs: Sequence[RunRecord]) -> list[str]:
