@@ -24,7 +24,7 @@ from fastswa.config import RESUMABLE, Config, to_dict
 from fastswa.console import ConsoleWatcher, Lane
 from fastswa.errors import FastswaError, RequestError
 from fastswa.layers import build_config, flag_layer, recipe_layer
-from fastswa.sweep import _release, _sentence
+from fastswa.sweep import release, sentence_of
 from fastswa.training.folder import RunFolder
 from fastswa.training.loop import Watcher
 from fastswa.training.run import NewRun, OldRun, RunResult, attempt_together, flatten
@@ -166,11 +166,11 @@ class Tuning:
             for one, outcome in zip(group, attempt_together(runs, say), strict=True):
                 if not isinstance(outcome, RunResult):
                     self.failed = True
-                    print(f"{one.name}: failed: {_sentence(outcome)}", flush=True)
+                    print(f"{one.name}: failed: {sentence_of(outcome)}", flush=True)
                 elif outcome.finished:
                     self.lines[one.name] = outcome.metrics[-1]
                     self.tell(one)
-            _release()
+            release()
 
     def tell(self, one: Candidate, how: str = "") -> None:
         last = self.lines[one.name]

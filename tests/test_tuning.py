@@ -94,7 +94,7 @@ def test_runs_are_kept_and_not_trained_again(
 ) -> None:
     words = [*SMALL[:1], "optimiser.lr=0.05,0.1", *SMALL[1:], "--seeds", "101,102", "--out", str(tmp_path)]
     released = []
-    monkeypatch.setattr(tuning, "_release", lambda: released.append(True))
+    monkeypatch.setattr(tuning, "release", lambda: released.append(True))
     assert tuning.main(list(words)) == 0
     first = capsys.readouterr().out.splitlines()
     assert len(released) == 2  # two groups of two

@@ -241,8 +241,8 @@ class Sweep:
                 self.say(f"{cell.name} found too little memory beside the others; it is tried again alone.")
                 crowded.append(_now(cell))
             elif isinstance(outcome, Exception):
-                self._end(cell, "failed", _sentence(outcome))
-                self.say(f"{cell.name} failed: {_sentence(outcome)}")
+                self._end(cell, "failed", sentence_of(outcome))
+                self.say(f"{cell.name} failed: {sentence_of(outcome)}")
             elif outcome.finished:
                 self._keep(cell, outcome)
             else:
@@ -253,7 +253,7 @@ class Sweep:
             self.say("the GPU can no longer be used by this process; run the same command again to go on.")
         else:
             outcomes.clear()  # with the exceptions goes what they hold on to
-            _release()
+            release()
         return crowded
 
     def _run_of(self, cell: Cell) -> NewRun | OldRun:
@@ -318,7 +318,7 @@ def _now(cell: Cell) -> Cell:
     return replace(cell, status="begun" if begun else "missing")
 
 
-def _sentence(error: Exception) -> str:
+def sentence_of(error: Exception) -> str:
     if isinstance(error, FastswaError):
         return str(error)
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -329,7 +329,7 @@ def _is_lost(outcome: RunResult | Exception) -> bool:
     return isinstance(outcome, RuntimeError) and "CUDA error" in str(outcome)
 
 
-def _release() -> None:
+def release() -> None:
     """Give back what finished runs held, torch.compile's memory of their steps included: it is bounded."""
     gc.collect()
     if "torch._dynamo" in sys.modules:
