@@ -291,8 +291,8 @@ def test_twenty_labelled_images_are_enough(tmp_path: Path, command: Command) -> 
         "fastswa: data: 20 labelled and 15 unlabelled images of 2 classes, 8x8 grey; 15 for test, "
     )
     config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
-    chosen = {"size": 100, "labelled": 57, "steps": 2, "balanced": False, "reuse_labelled": False}
-    assert config["batch"] == chosen
+    expected = {"size": 100, "labelled": 57, "steps": 2, "balanced": False, "reuse_labelled": False}
+    assert config["batch"] == expected
     assert config["split"]["validation"] == 0
 
 
