@@ -152,6 +152,15 @@ class ModelConfig(Section):
     pretrained: bool = Field(False, description="timm: start from the weights that the package offers")
 
 
+# What methods that were published with settings of their own start from.
+PUBLISHED_SETTINGS: dict[str, dict[str, float]] = {
+    "fixmatch": {"weight": 1.0, "ramp": 0.0},
+    "flexmatch": {"weight": 1.0, "ramp": 0.0},
+    "freematch": {"weight": 1.0, "ramp": 0.0},
+    "self-ensembling": {"weight": 3.0, "ramp": 0.0, "threshold": 0.968, "teacher_decay": 0.99},
+}
+
+
 class MethodConfig(Section):
     name: str = Field(
         "mean-teacher",
@@ -190,11 +199,7 @@ class MethodConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _of_its_own(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("name") in ("fixmatch", "flexmatch", "freematch"):
-            return {"weight": 1.0, "ramp": 0.0, **values}
-        if isinstance(values, dict) and values.get("name") == "self-ensembling":
-            return {"weight": 3.0, "ramp": 0.0, "threshold": 0.968, "teacher_decay": 0.99, **values}
-        return values
+        return {**PUBLISHED_SETTINGS.get(str(values.get("name")), {}), **values} if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _threshold(self) -> MethodConfig:

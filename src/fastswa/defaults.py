@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from fastswa.config import Config, MethodConfig, ModelConfig, filled, resolved
+from fastswa.config import PUBLISHED_SETTINGS, Config, MethodConfig, ModelConfig, filled, resolved
 from fastswa.data.images import UNLABELLED, Dataset
 from fastswa.data.splits import split_by
 from fastswa.methods import method_class, refuse_unused
@@ -172,8 +172,8 @@ def _method(method: MethodConfig, network: str, holding: Holding, epochs: int) -
     The squared difference is a mean over the classes, so that its sum would weigh the same with any number of them if
     the weight grew in proportion; the paper's stays the same for 10 and 100. It grows with the root, between the two.
     """
-    if method.name in ("self-ensembling", "fixmatch", "flexmatch", "freematch"):
-        return MethodConfig(name=method.name).model_dump(include={"weight", "ramp", "threshold", "teacher_decay"})
+    if method.name in PUBLISHED_SETTINGS:
+        return PUBLISHED_SETTINGS[method.name]
     if method.name.startswith("vat"):
         channels, height, width = holding.shape
         return {"weight": 1.0, "ramp": 0.0, "epsilon": round(8 * math.sqrt(channels * height * width / 3072), 2)}

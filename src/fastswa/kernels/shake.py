@@ -8,6 +8,8 @@ reads the sum, or its ReLU, an empty tensor stands for it, and its gradient is n
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton.language as tl
 from torch import Tensor
@@ -152,16 +154,8 @@ def shake_join(
 
 
 @shake_join.register_fake
-def _(
-    x: Tensor,
-    y: Tensor,
-    skip: Tensor,
-    x_norm: list[Tensor],
-    y_norm: list[Tensor],
-    forward: Tensor,
-    wants_out: bool,
-    wants_active: bool,
-) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    *_, wants_out, wants_active = others
     return _wanted(x, wants_out), _wanted(x, wants_active)
 
 
