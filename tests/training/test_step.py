@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from fastswa.training import run as run_module
 from fastswa.training.loop import Trainer
 from fastswa.training.setup import load_data
 from fastswa.training.step import launcher
-from tiny_runs import assert_identical, make_trainer, models, tiny, train
+from tiny_runs import FLAGS, assert_identical, make_trainer, models, tiny, train
 
 FP64 = {"device": {"precision": "fp64"}}
 
@@ -181,3 +183,15 @@ def test_two_passes_never_share_a_view(tmp_path: Path) -> None:
     same = (views["0"] == views["1"]).flatten(1).all(dim=1).double().mean()
     # Nine translations of one pixel each way: one pair in nine agrees by chance.
     assert 0.02 < float(same) < 0.3
+
+
+def test_a_run_imports_neither_torchs_compiler_nor_a_library_of_symbols(tmp_path: Path) -> None:
+    words = ["train", "digits-mean-teacher", "--out", str(tmp_path / "run"), "--engine", "eager", "--no-report", *FLAGS]
+    program = (
+        "import sys\n"
+        "from fastswa.cli import main\n"
+        f"assert main({words!r}) == 0\n"
+        "print(*sorted({'torch._dynamo', 'torch._inductor', 'sympy'} & sys.modules.keys()), 'last')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "last"

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 
 from fastswa import beside, kernels
 from fastswa.data.augment import Augment
@@ -106,7 +107,7 @@ class Step:
         # Of their sum, which itself nobody needs.
         sources = [term for term in terms.values() if term.requires_grad]
         ones = [self._one(term) for term in sources]
-        found = torch.autograd.grad(sources, state.optimiser.parameters, ones, allow_unused=True)
+        found = _gradients(sources, ones, state.optimiser.parameters)
         gradients = [self._zero(k) if gradient is None else gradient for k, gradient in enumerate(found)]
         self.update(gradients, values.learning_rate, values.teacher_rate)
         self.average()
@@ -145,6 +146,13 @@ class Step:
         for average in self.state.averages.values():
             if average.inside:
                 average.take()
+
+
+def _gradients(
+    terms: Sequence[Tensor], ones: Sequence[Tensor], parameters: Sequence[Tensor]
+) -> Sequence[Tensor | None]:
+    """As torch.autograd.grad's; that one imports a library of symbolic mathematics just to compare the ones' shapes."""
+    return _engine_run_backward(tuple(terms), tuple(ones), False, False, tuple(parameters), True, accumulate_grad=False)
 
 
 def launcher(step: Step, compute: Compute) -> Callable[[], None]:
