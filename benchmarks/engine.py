@@ -27,6 +27,7 @@ from fastswa.layers import build_config, recipe_layer
 from fastswa.training.checkpoint import Snapshot, save_checkpoint
 from fastswa.training.device import Compute, choose_compute, settings_of
 from fastswa.training.feed import Feed
+from fastswa.training.lanes import Lanes
 from fastswa.training.probe import probe
 from fastswa.training.refresh import Refresher
 from fastswa.training.setup import Material, prepare
@@ -63,6 +64,12 @@ def make_run(config: Config, material: Material, compute: Compute) -> Run:
     step.rehearse()
     probe(step)
     return Run(material, state, feed, step, launcher(step, compute))
+
+
+def age() -> float:
+    """Seconds since this process was born: Linux counts ticks since the machine was started (proc(5), field 22)."""
+    born = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - born
 
 
 def seconds(work: Callable[[], object], compute: Compute) -> float:
@@ -135,16 +142,14 @@ def epoch(run: Run) -> None:
         run.launch()
 
 
-def together(runs: list[Run], compute: Compute) -> dict[int, float]:
-    """Milliseconds per step and run with one, two, … runs, each on a stream of its own."""
-    streams = [torch.cuda.Stream() for _ in runs]
+def together(runs: list[Run], lanes: Lanes, compute: Compute) -> dict[int, float]:
+    """Milliseconds per step and run with one, two, … runs, each on the lane that it was made on."""
     found = {}
     for count in range(1, len(runs) + 1):
 
         def turn(count: int = count) -> None:
-            for stream, run in zip(streams[:count], runs, strict=False):
-                with torch.cuda.stream(stream):
-                    run.one()
+            for number, run in enumerate(runs[:count]):
+                lanes.on(number, run.one)
 
         found[count] = time_steps(turn, compute, 2.0) / count
     return found
@@ -170,7 +175,7 @@ def main() -> None:
         dataset = random_images(test=10_000)
         material = prepare(config, dataset, compute)
         runs: list[Run] = []
-        report["imports and data, s"] = round(time.time() - os.stat(f"/proc/{os.getpid()}").st_ctime, 2)
+        report["imports and data, s"] = round(age(), 2)
         report["start, s"] = round(seconds(lambda: runs.append(make_run(config, material, compute)), compute), 2)
         if options.compile_times:
             print(torch._dynamo.utils.compile_times())
@@ -185,15 +190,16 @@ def main() -> None:
             report["every-step average, share of a step"] = {
                 name: round(value, 4) for name, value in every_step(config, runs[0], compute).items()
             }
+            lanes = Lanes(compute)
             while len(runs) < options.runs:
                 seeded = config.model_copy(update={"seed": len(runs)})
                 name = f"start of run {len(runs) + 1}, s"
                 began = time.perf_counter()
-                runs.append(make_run(seeded, material, compute))
+                runs.append(lanes.on(len(runs), partial(make_run, seeded, material, compute)))
                 torch.cuda.synchronize()
                 report[name] = round(time.perf_counter() - began, 2)
             report["ms per step and run, by runs at once"] = {
-                count: round(value, 3) for count, value in together(runs, compute).items()
+                count: round(value, 3) for count, value in together(runs, lanes, compute).items()
             }
         costs = {}
         for images in options.images:

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fastswa import beside
 from fastswa.errors import RequestError, RunError
 
 _PREFIX, _WRITING = "step-", ".writing-"
@@ -54,7 +55,7 @@ class Snapshot:
         if self._copied is None:
             return self._copies
         device = next(tensor.device for tensor in self._copies.values() if tensor.is_cuda)
-        stream = torch.cuda.Stream(device)
+        stream = beside.own(device, "checkpoints")
         stream.wait_event(self._copied)
         with torch.cuda.stream(stream):
             return {name: copy.cpu() for name, copy in self._copies.items()}

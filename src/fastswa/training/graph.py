@@ -17,17 +17,18 @@ def captured(
     """What replays `work` as one CUDA graph; the tensors that it changes are left as they were.
 
     It runs three times first, each time after `before`, so that whatever it makes once is made, and is captured on the
-    same stream, which is its own: what libraries keep for a stream, such as room to add up parts of a product, is then
-    not shared with other graphs that run at the same time.
+    same stream. That one belongs to the stream at hand, on which the graph is to be replayed: graphs of one run, which
+    take turns, share it, those of others, which run at the same time, do not.
     """
     with preserved(changed), beside.tidied():
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
+        current = torch.cuda.current_stream()
+        stream = beside.own(current.device, "capture", current.cuda_stream)
+        stream.wait_stream(current)
         with torch.cuda.stream(stream):
             for _ in range(3):
                 before()
                 work()
-        torch.cuda.current_stream().wait_stream(stream)
+        current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads may write checkpoints meanwhile.
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 
+from fastswa import beside
 from fastswa.training.device import Compute
 
 Made = TypeVar("Made")
@@ -25,7 +26,6 @@ class Lanes:
     def __init__(self, compute: Compute) -> None:
         self._cuda = compute.device.type == "cuda"
         self._device = compute.device
-        self._streams: dict[int, torch.cuda.Stream] = {}
         self.running = 1
 
     def at_once(self, runs: int) -> int:
@@ -35,9 +35,7 @@ class Lanes:
     def _lane(self, number: int) -> AbstractContextManager[object]:
         if not self._cuda or number == 0:
             return nullcontext()
-        if number not in self._streams:
-            self._streams[number] = torch.cuda.Stream(self._device)
-        return torch.cuda.stream(self._streams[number])
+        return torch.cuda.stream(beside.own(self._device, "lane", number))
 
     def on(self, number: int, make: Callable[[], Made]) -> Made:
         """What `make` gives, made on lane `number`."""
