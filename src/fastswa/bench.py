@@ -170,9 +170,9 @@ def bench_model(
         for engine, (ms, mib) in measured.items()
     ]
     if strong is not None:
-        share = strong / measured[_engine_of(compute)][0]
+        engine, ms = strong
         views = batch - config.batch.labelled or batch
-        rows.append(row(STRONG, strong, views, tflops=None, memory_mib=None, share_of_step=share))
+        rows.append(row(STRONG, ms, views, tflops=None, memory_mib=None, share_of_step=ms / measured[engine][0]))
     return rows
 
 
@@ -180,11 +180,6 @@ def _told(model: str, engine: str, ms: float) -> float:
     """The milliseconds, said at once: all rows together take minutes, and an engine may compile for one of them."""
     say(f"{model}, {engine}: {ms:.3g} ms a step")
     return ms
-
-
-def _engine_of(compute: Compute) -> str:
-    """The engine that a run with strong views takes: they are timed in it, and compared with its step."""
-    return "compiled" if compute.device.type == "cuda" else "eager"
 
 
 def _compiled_on_cpu() -> tuple[str, ...]:
@@ -239,10 +234,10 @@ def _engine(config: Config, dataset: Dataset, compute: Compute, seconds: float) 
     return time_steps(_again_and_again(launcher(step, compute), step.feed), compute, seconds)
 
 
-def _strong(config: Config, dataset: Dataset, compute: Compute, seconds: float) -> float:
-    """Milliseconds of a step's strong views alone, launched as the step is."""
-    compute = replace(compute, engine=_engine_of(compute))
+def _strong(config: Config, dataset: Dataset, compute: Compute, seconds: float) -> tuple[str, float]:
+    """The engine that a run takes, and milliseconds of a step's strong views alone, launched as it launches them."""
     step = _ready(config, dataset, compute)
+    compute = replace(compute, engine=step.engine)
     labelled, size = step.feed.plan.labelled, step.feed.plan.size
     rows = slice(labelled if labelled < size else 0, None)
 
@@ -256,7 +251,7 @@ def _strong(config: Config, dataset: Dataset, compute: Compute, seconds: float) 
 
     cursor = step.feed.cursor
     launched = captured(launch, [cursor], before=cursor.zero_) if compute.captures else launch
-    return time_steps(_again_and_again(launched, step.feed), compute, seconds)
+    return step.engine, time_steps(_again_and_again(launched, step.feed), compute, seconds)
 
 
 def _naive(

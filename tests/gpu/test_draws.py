@@ -54,6 +54,27 @@ def test_a_view_is_the_same(channels: int, options: dict[str, float]) -> None:
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(32, 32, 3), (28, 28, 1), (20, 70, 3), (9, 8, 1), (96, 96, 3)])
+@pytest.mark.parametrize(
+    "options",
+    [{"translate": 4, "flip": True}, {"cutout": 0.0, "operations": 4}, {"flip": True, "operations": 1, "noise": 0.1}],
+)
+def test_a_strong_view_has_the_same_pixels(shape: tuple[int, ...], options: dict[str, float]) -> None:
+    torch.manual_seed(0)
+    pixels = torch.randint(0, 256, (40, *shape), dtype=torch.uint8)
+    pixels[20:] = (0.3 * pixels[20:] + 60).to(torch.uint8)  # autocontrast has something to do
+    pixels[39] = 77
+    index, means = torch.arange(200) % 40, (0.5,) * shape[2]
+    found = []
+    for device in ("cpu", "cuda"):
+        augment = Augment.normalising(means, means, torch.device(device), **options)
+        assert augment.draws_strong(pixels.to(device)) == (device == "cuda")
+        found.append(augment.view(pixels.to(device), index.to(device), Noise(WORDS.to(device)).scope("view/strong")))
+        assert found[-1].is_contiguous(memory_format=torch.channels_last)
+    loose = {"rtol": 1e-5, "atol": 1e-5} if "noise" in options else {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(found[0], found[1].cpu(), **loose)
+
+
 def test_uniform_numbers_are_the_same() -> None:
     plain, drawn = (Noise(WORDS.to(device)).scope("student").uniform("mixing", (7, 300)) for device in ("cpu", "cuda"))
     assert kernels.launchable(WORDS.cuda())

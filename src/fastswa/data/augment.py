@@ -77,7 +77,10 @@ class Augment:
         strongly = noise.name == "strong" or (noise.name == "student" and self.student == "strong")
         if not strongly and self.draws(pixels):
             return self._drawn(pixels, index, noise)
-        images = self._strong(pixels, index, noise) if strongly else self._weak(pixels, index, noise)
+        if strongly and self.draws_strong(pixels):
+            images = self._drawn_strong(pixels, index, noise)
+        else:
+            images = self._strong(pixels, index, noise) if strongly else self._weak(pixels, index, noise)
         if self.noise:
             images = images + self.noise * noise.normal("gaussian", images.shape, images.dtype)
         return images
@@ -86,14 +89,29 @@ class Augment:
         """Whether a weak view is one launch."""
         return not (self.warp or self.standardise) and kernels.viewable(pixels, self.scale)
 
+    def draws_strong(self, pixels: Tensor) -> bool:
+        """Whether a strong view is one launch, but for noise."""
+        return not self.standardise and kernels.recolourable(pixels, self.scale)
+
     def _drawn(self, pixels: Tensor, index: Tensor, noise: Noise) -> Tensor:
         """The weak view in one launch."""
         from fastswa.kernels.draws import weak_view
 
-        purposes = ("flip", "translate", "gaussian/radius", "gaussian/angle")
-        constants = [constant for purpose in purposes for constant in noise.constants(purpose)]
+        constants = _constants(noise, "flip", "translate", "gaussian/radius", "gaussian/angle")
         return weak_view(
             pixels, index, noise.words, self.scale, self.shift, constants, self.translate, self.flip, self.noise
+        )
+
+    def _drawn_strong(self, pixels: Tensor, index: Tensor, noise: Noise) -> Tensor:
+        """The strong view in one launch, without noise."""
+        from fastswa.kernels.strong import strong_view
+
+        _, height, width, _ = pixels.shape
+        constants = _constants(noise, "flip", "translate", "operations", "cutout")
+        side = strong.cut_side(height, width, self.cutout)
+        return strong_view(
+            *(pixels, index, noise.words, self.scale, self.shift, constants),
+            *(self.translate, self.flip, self.operations, side),
         )
 
     def _weak(self, pixels: Tensor, index: Tensor, noise: Noise) -> Tensor:
@@ -135,6 +153,11 @@ class Augment:
             rows = _reflect(rows + offsets[0], height)
             columns = _reflect(columns + offsets[1], width)
         return pixels[index[:, None, None], rows, columns]
+
+
+def _constants(noise: Noise, *purposes: str) -> list[int]:
+    """What kernels draw these purposes' numbers by."""
+    return [constant for purpose in purposes for constant in noise.constants(purpose)]
 
 
 def _reflect(position: Tensor, size: int) -> Tensor:

@@ -36,9 +36,9 @@ OPERATIONS = (
     "autocontrast",
     "equalise",
 )
-_ANGLE, _SHEAR, _TRANSLATE = math.radians(30.0), 0.3, 0.3
-_FADED, _KEPT = 0.05, 0.95
-_MOST_BITS_LOST = 4
+ANGLE, SHEAR, TRANSLATE = math.radians(30.0), 0.3, 0.3
+FADED, KEPT = 0.05, 0.95
+MOST_BITS_LOST = 4
 
 
 class Draw(NamedTuple):
@@ -90,9 +90,9 @@ def places(draws: list[Draw], height: int, width: int) -> tuple[Tensor, Tensor, 
 
 def _mapped(one: Draw, x: Tensor, y: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
     """Where the operation takes the pixels at x, y from; one of its numbers at most is not that of the identity."""
-    angle = one.signed("rotate", _ANGLE)
-    moves = (("shear_x", _SHEAR), ("translate_x", _TRANSLATE * width), ("shear_y", _SHEAR),
-             ("translate_y", _TRANSLATE * height))  # fmt: skip
+    angle = one.signed("rotate", ANGLE)
+    moves = (("shear_x", SHEAR), ("translate_x", TRANSLATE * width), ("shear_y", SHEAR),
+             ("translate_y", TRANSLATE * height))  # fmt: skip
     numbers = (angle.cos(), angle.sin(), *(one.signed(*move) for move in moves))
     cosine, sine, shear_x, right, shear_y, low = (_rounded(number, 16) for number in numbers)
     across, down = x - width / 2, y - height / 2
@@ -141,7 +141,7 @@ def smoothed(images: Tensor) -> Tensor:
 def _mixed(other: Tensor, images: Tensor, strength: Tensor) -> Tensor:
     """Between `other` and the images, 5% to 95% of the way; uint8 by cutting off the fraction, as Pillow does."""
     # In parts of 2^20; so little is added that only what rounding put below a whole number gets there again.
-    kept = torch.round((_FADED + (_KEPT - _FADED) * strength.double()) * 2.0**20).to(torch.int32)
+    kept = torch.round((FADED + (KEPT - FADED) * strength.double()) * 2.0**20).to(torch.int32)
     other, own = other.to(torch.int32), images.to(torch.int32)
     return (((other << 20) + kept * (own - other) + 256) >> 20).to(torch.uint8)
 
@@ -154,7 +154,7 @@ def _tables(images: Tensor, grey: Tensor, one: Draw) -> Tensor:
     mean = (2 * grey.sum(dim=(1, 2)) + pixels) // (2 * pixels)
     toward = torch.where(each.where("contrast"), mean.view(-1, 1, 1), 0)
     limit = (256 * each.strength).to(torch.int32)
-    lost = ((_MOST_BITS_LOST + 1) * each.strength).to(torch.int32)
+    lost = ((MOST_BITS_LOST + 1) * each.strength).to(torch.int32)
     # Of 32-bit integers: compiled code finds other bounds of 8-bit ones that it has just made (torch 2.13, CPU).
     wide = images.to(torch.int32)
     low, high = wide.amin(dim=(1, 2))[..., None], wide.amax(dim=(1, 2))[..., None]
@@ -189,9 +189,14 @@ def _equalising(images: Tensor, high: Tensor) -> Tensor:
     return torch.where(step > 0, table, values)
 
 
+def cut_side(height: int, width: int, part: float) -> int:
+    """Pixels on a side of the square that is cut out."""
+    return round(part * min(height, width))
+
+
 def uncut(noise: Noise, images: int, height: int, width: int, part: float) -> Tensor:
     """False in a square of `part` of the shorter side about a random pixel, cut off at the edges: (B, 1, H, W)."""
-    side = round(part * min(height, width))
+    side = cut_side(height, width, part)
     centre = noise.uniform("cutout", (2, images, 1, 1, 1))
     top = (centre[0] * height).floor() - side // 2
     left = (centre[1] * width).floor() - side // 2

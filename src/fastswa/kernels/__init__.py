@@ -50,6 +50,12 @@ def viewable(pixels: Tensor, scale: Tensor) -> bool:
     return pixels.is_cuda and _TRITON and scale.dtype == torch.float32 and pixels.is_contiguous()
 
 
+def recolourable(pixels: Tensor, scale: Tensor) -> bool:
+    """Whether kernels.strong makes strong views of these images: as `viewable`, and an image fits into one program."""
+    _, height, width, channels = pixels.shape
+    return viewable(pixels, scale) and channels in (1, 3) and min(height, width) > 1 and height * width <= 128 * 128
+
+
 def comparable(first: Tensor, second: Tensor, target: Tensor) -> bool:
     """Whether kernels.losses compares these logits with this target: on a GPU, at most 32 bits, rows of their own.
 

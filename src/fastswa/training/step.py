@@ -55,9 +55,9 @@ class Step:
         """How it is launched: `auto` compiles only what has no kernels of our own, as that takes a minute when new."""
         if self.compute.engine != "auto":
             return self.compute.engine
-        weak = self.augment.student == "weak" and not self.state.method.strong_views
-        own = weak and self.augment.draws(self.pixels) and isinstance(self.state.student, Convolutional)
-        return "graph" if own else "compiled"
+        strong = self.augment.student == "strong" or self.state.method.strong_views
+        drawn = self.augment.draws(self.pixels) and (not strong or self.augment.draws_strong(self.pixels))
+        return "graph" if drawn and isinstance(self.state.student, Convolutional) else "compiled"
 
     def rehearse(self) -> None:
         """Compile its kernels, all at once; nothing of the state is changed."""
