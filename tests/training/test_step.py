@@ -195,3 +195,12 @@ def test_a_run_imports_neither_torchs_compiler_nor_a_library_of_symbols(tmp_path
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "last"
+
+
+def test_gradients_are_the_same_where_torch_names_its_engine_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ours = stepped(tiny(), 3, tmp_path / "ours")
+    monkeypatch.delattr(torch.autograd.graph, "_engine_run_backward")
+    theirs = stepped(tiny(), 3, tmp_path / "theirs")
+    assert_identical(ours.state.tensors(), theirs.state.tensors())

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward
 
 from fastswa import beside, kernels
 from fastswa.data.augment import Augment
@@ -152,7 +151,13 @@ def _gradients(
     terms: Sequence[Tensor], ones: Sequence[Tensor], parameters: Sequence[Tensor]
 ) -> Sequence[Tensor | None]:
     """As torch.autograd.grad's; that one imports a library of symbolic mathematics just to compare the ones' shapes."""
-    return _engine_run_backward(tuple(terms), tuple(ones), False, False, tuple(parameters), True, accumulate_grad=False)
+    backward = getattr(torch.autograd.graph, "_engine_run_backward", None)
+    if backward is None:  # a torch in which that has another name
+        return torch.autograd.grad(terms, parameters, ones, allow_unused=True)
+    found: Sequence[Tensor | None] = backward(
+        tuple(terms), tuple(ones), False, False, tuple(parameters), True, accumulate_grad=False
+    )
+    return found
 
 
 def launcher(step: Step, compute: Compute) -> Callable[[], None]:
