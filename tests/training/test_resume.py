@@ -301,6 +301,31 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         go_on(tmp_path)
 
 
+def test_a_run_that_another_process_trains_is_refused(tmp_path: Path) -> None:
+    train(tiny(), tmp_path / "run", StoppingWatcher(stop=5))
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with (
+        RunFolder(tmp_path / "run").held(),
+        pytest.raises(RequestError, match=r"run is being trained by another process; wait for its end, or stop it"),
+    ):
+        go_on(tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    assert go_on(tmp_path / "run")[0].finished  # a refused command holds nothing back
+    assert [line["epoch"] for line in metrics(tmp_path / "run")] == [1, 2, 3, 4]
+
+
+def test_a_run_is_held_while_it_is_trained(tmp_path: Path) -> None:
+    class Meddler(StoppingWatcher):
+        def stepped(self, step: int) -> None:
+            super().stepped(step)
+            with pytest.raises(RequestError, match="being trained by another process"):
+                go_on(tmp_path / "run")
+
+    assert not train(tiny(), tmp_path / "run", Meddler(stop=2)).finished
+    assert not go_on(tmp_path / "run", Meddler(stop=4))[0].finished
+    assert go_on(tmp_path / "run")[0].finished
+
+
 def test_a_checkpoint_says_where_it_is(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(tiny(), run, StoppingWatcher(stop=7))

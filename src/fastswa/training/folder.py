@@ -21,6 +21,11 @@ from fastswa.errors import FastswaError, RequestError, RunError
 from fastswa.layers import build_config, file_layer, to_toml
 from fastswa.modelfile import ModelFacts, read_facts, save_model
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
+
 # Which network a finished run offers for use: the first of these kinds that it has, never chosen on test images.
 PREFERENCE = ("fast-swa", "swa", "teacher", "ema", "student", "last")
 
@@ -54,6 +59,26 @@ class RunFolder:
         if not (path / "config.toml").is_file():
             raise RequestError(f"{path} holds no run: there is no config.toml in it.")
         return cls(path)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No other process trains in this folder meanwhile; a process that ends, however it does, lets go of it."""
+        if fcntl is None:
+            yield
+            return
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RequestError(
+                    f"{self.path} is being trained by another process; wait for its end, or stop it first."
+                ) from None
+            except OSError:  # a network disk without locks
+                pass
+            yield
+        finally:
+            os.close(handle)
 
     def config(self) -> Config:
         return build_config(file_layer(self.path / "config.toml"))

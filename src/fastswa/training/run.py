@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -237,12 +238,12 @@ def attempt_together(
     device = next((config.device for config in configs if config is not None), None)
     if device is not None:
         compute = choose_compute(device)
-        with settings_of(compute, device.threads):
+        with settings_of(compute, device.threads), ExitStack() as folders:
             lanes = Lanes(compute)
             before = time.monotonic() - began
             for number, (run, config) in enumerate(zip(runs, configs, strict=True)):
                 if config is not None:
-                    make = partial(_begin, run, config, compute, lanes.at_once(len(runs)), say)
+                    make = partial(_begin, run, config, compute, lanes.at_once(len(runs)), say, folders)
                     begun[number] = tried(number, partial(lanes.on, number, make))
             for ready in begun:
                 if ready is not None:
@@ -256,11 +257,18 @@ def attempt_together(
     ]
 
 
-def _begin(run: NewRun | OldRun, config: Config, compute: Compute, together: int, say: Say) -> Begun:
+def _begin(
+    run: NewRun | OldRun, config: Config, compute: Compute, together: int, say: Say, folders: ExitStack
+) -> Begun:
+    """The run made ready, its folder held until `folders` closes."""
     if choose_compute(config.device) != compute:
         raise RequestError(f"{run.path} and the run beside it have different settings of [device]; run them apart.")
     began = time.monotonic()
+    if isinstance(run, OldRun):
+        folders.enter_context(RunFolder(run.path).held())
     trainer, watcher = run.begin(config, compute, together, say)
+    if isinstance(run, NewRun):
+        folders.enter_context(trainer.folder.held())
     _add_overhead(trainer, time.monotonic() - began)
     return trainer, watcher
 
