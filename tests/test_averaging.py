@@ -428,6 +428,15 @@ def test_refresh_by_a_forward_of_ones_own() -> None:
     assert torch.equal(plain.norm.running_mean, keyed.norm.running_mean)
 
 
+def test_refresh_without_a_batch_is_refused_and_leaves_the_statistics() -> None:
+    model, batches = network(), iter(images(2))
+    refresh_batch_norm(model, batches)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with pytest.raises(ValueError, match="there is no batch to take batch-norm statistics from; is it an iterator"):
+        refresh_batch_norm(model, batches)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
 def test_refresh_restores_modes_and_momenta_even_if_a_batch_fails() -> None:
     model = nn.Sequential(Normed().double(), nn.BatchNorm1d(3, momentum=None).double())
     model.eval()

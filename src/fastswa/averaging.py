@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -329,8 +330,12 @@ def refresh_batch_norm(
     statistics = FreshStatistics(model)
     if not statistics.norms:
         return
+    rest = iter(batches)
+    first = list(islice(rest, 1))
+    if not first:
+        raise ValueError("there is no batch to take batch-norm statistics from; is it an iterator that is used up?")
     with statistics:
-        for batch in batches:
+        for batch in chain(first, rest):
             if forward is not None:
                 forward(model, batch)
             else:
