@@ -14,6 +14,7 @@ from conftest import Command
 from fastswa.api import fit
 from fastswa.config import Config, DataConfig, ScheduleConfig
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
+from fastswa.data.splits import split_by
 from fastswa.defaults import described, own_data_defaults
 from fastswa.errors import RequestError
 from fastswa.layers import build_config, own_data_layer, to_toml
@@ -266,6 +267,14 @@ def test_what_is_left_out_and_what_cannot_be_measured_is_told(tmp_path: Path, co
     assert "data: 1 .gif files are left out; save them as JPEG, PNG, WebP or BMP" in lines
     assert "data: images that are missing or cannot be read are left out: 1 (`fastswa check` lists them)" in lines
     assert "there is neither a test nor a validation image: no error can be measured" in lines
+
+
+def test_a_classs_only_label_is_trained_on() -> None:
+    assert chosen(data(list(range(10)))).split.validation == 0
+    few = data([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 9])
+    config = chosen(few)
+    assert config.split.validation == 1
+    assert set(few.train.labels[split_by(config.split, few).labelled]) == set(range(10))
 
 
 def test_print_config_shows_what_would_run(tmp_path: Path, command: Command) -> None:

@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fastswa.config import PUBLISHED_SETTINGS, Config, MethodConfig, ModelConfig, filled, resolved
 from fastswa.data.images import UNLABELLED, Dataset
 from fastswa.data.splits import split_by
@@ -113,16 +115,18 @@ def validation_images(config: Config, dataset: Dataset) -> int:
     """How many labelled images to hold out: a fifth of the known labels.
 
     Where their number or a file says which labels are to train, a fifth of those, out of the ones left over (so
-    possibly none). None where there are test images and labels are so few that training would miss them.
+    possibly none). None where there are test images and labels are so few that training would miss them, and never a
+    class's only label.
     """
     split = config.split
-    known = int((dataset.train.labels != UNLABELLED).sum())
+    sizes = np.bincount(dataset.train.labels[dataset.train.labels != UNLABELLED])
+    known = int(sizes.sum())
     if split.file is not None:
         return 0
     if split.labels is not None:
         return max(min(split.labels // 5, known - split.labels), 0)
     few = dataset.test is not None and known < FEW_A_CLASS * len(dataset.classes)
-    return 0 if few else known // 5
+    return 0 if few else min(known // 5, int(np.maximum(sizes - 1, 0).sum()))
 
 
 def holding_of(config: Config, dataset: Dataset) -> Holding:

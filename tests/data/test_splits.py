@@ -98,6 +98,20 @@ def test_validation_keeps_each_classs_share() -> None:
     assert per_class(images, make_split(images, labels=None, validation=100).validation) == [50, 25, 15, 10]
 
 
+def test_no_class_loses_its_last_label_to_validation() -> None:
+    images = shuffled([1, 1, 1, 1, 6])
+    split = make_split(images, validation=4)
+    assert per_class(images, split.validation) == [0, 0, 0, 0, 4]
+    assert per_class(images, split.labelled) == [1, 1, 1, 1, 2]
+
+
+def test_fewer_validation_images_than_classes_are_of_any_class() -> None:
+    images = shuffled([3] * 40)
+    held_out = [np.array(per_class(images, make_split(images, validation=10, seed=seed).validation)) for seed in (0, 1)]
+    assert all(counts.sum() == 10 and counts.max() == 1 and counts[10:].any() for counts in held_out)
+    assert (held_out[0] != held_out[1]).any()
+
+
 def test_validation_is_never_trained_on() -> None:
     split = make_split(IMAGES, labels=100, validation=50, unlabelled=80)
     assert not set(split.validation) & (set(split.labelled) | set(split.unlabelled))
@@ -164,6 +178,12 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ),
         (IMAGES, {"labels": 50, "unlabelled": 181}, r"181 unlabelled images are wanted, but only 180 are there\."),
         (IMAGES, {"validation": 200}, r"split\.validation: 200 images cannot be held out of 200 labelled ones\."),
+        (
+            shuffled([1, 1, 6]),
+            {"validation": 6},
+            r"^split\.validation: 6 of 8 labelled images cannot be held out without taking some class its last one; "
+            r"hold out 5 at most\.$",
+        ),
         (IMAGES, {"labels": 200, "validation": 5}, r"want 40 images of class 'class 0', but only 39 are there\."),
         (shuffled([0, 0], unlabelled=5), {}, r"^pets: no labelled image is left to train on\.$"),
     ],

@@ -57,7 +57,7 @@ def make_split(
     chosen = None if file is None else _read_indices(file, images)
     if chosen is not None:
         known = known[~np.isin(known, chosen)]
-    held_out = _stratified(images, known, validation)
+    held_out = _stratified(images, known, validation, keep=int(chosen is None))
     rest = known[~np.isin(known, held_out)]
     if chosen is None:
         chosen = rest if labels is None else _balanced(images, rest, labels)
@@ -94,16 +94,29 @@ def _balanced(images: ImageSet, candidates: np.ndarray, count: int) -> np.ndarra
     return np.concatenate(parts)
 
 
-def _stratified(images: ImageSet, candidates: np.ndarray, count: int) -> np.ndarray:
-    """`count` of the candidates with each class's share kept (largest remainders first)."""
+def _stratified(images: ImageSet, candidates: np.ndarray, count: int, keep: int) -> np.ndarray:
+    """`count` of the candidates with each class's share kept (largest remainders first).
+
+    Each class keeps `keep` of its own. Where the count is too small for all classes, the candidates' order says which
+    of those with the same remainder get one: it would always be the first ones otherwise.
+    """
     if count >= max(len(candidates), 1):
         raise RequestError(f"split.validation: {count} images cannot be held out of {len(candidates)} labelled ones.")
     labels = images.labels[candidates]
     sizes = np.bincount(labels, minlength=len(images.classes))
+    room = np.maximum(sizes - keep, 0)
+    if count > room.sum():
+        raise RequestError(
+            f"split.validation: {count} of {len(candidates)} labelled images cannot be held out without taking some "
+            f"class its last one; hold out {room.sum()} at most."
+        )
     quota = count * sizes / max(len(candidates), 1)
-    wanted = np.floor(quota).astype(int)
-    for label in np.argsort(wanted - quota, kind="stable")[: count - wanted.sum()]:
-        wanted[label] += 1
+    wanted = np.minimum(np.floor(quota).astype(int), room)
+    seen = np.full(len(sizes), len(candidates))
+    np.minimum.at(seen, labels, np.arange(len(candidates)))
+    while missing := count - wanted.sum():
+        turn = np.lexsort((np.where(wanted == 0, seen, np.arange(len(sizes))), wanted - quota))
+        wanted[turn[(wanted < room)[turn]][:missing]] += 1
     return np.concatenate([candidates[labels == label][:number] for label, number in enumerate(wanted)])
 
 
