@@ -2,19 +2,26 @@
 
     python benchmarks/analyses.py                                   the parts, their runs and what they should take
     python benchmarks/analyses.py PART [--minutes 9] [--out FILE]   train, study and pack one part
+    python benchmarks/analyses.py figures FILE… [--out FOLDER]      draw what came back from all parts together
 
 A part is gone on with by the same command: its runs are trained side by side until --minutes are over, and saved; once
 they are done, the studies are made one after the other, as far as the time reaches. Iterates stay where they are made.
 What comes back is FILE, a zip archive: of every run its settings, its evaluations and its recorded gradients, of every
-study its arrays and figures. Unpacked, `fastswa analyze STUDY A.json B.json` draws studies of several parts
-together, and `fastswa analyze teachers RUN…` needs no more of a run than is in there.
+study its arrays and figures.
+
+Other words are settings of every run, as `fastswa train` takes them. A rehearsal of whole parts takes minutes on a CPU
+with --data.source IMAGES.npz --model small --model.width 4 --batch.steps 2 --evaluation.refresh 1, where IMAGES.npz
+holds 30,000 tiny ones.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import tempfile
 import time
+import traceback
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,11 +30,11 @@ from typing import Any
 
 from fastswa.analysis.asked import Asked, asked_in, refuse_missing
 from fastswa.analysis.schedule import forks
-from fastswa.analysis.study import Request
+from fastswa.analysis.study import Request, Study, find_study, read, write
 from fastswa.config import Config
 from fastswa.console import ConsoleWatcher, say
-from fastswa.errors import FastswaError
-from fastswa.layers import build_config, merge, recipe_layer
+from fastswa.errors import FastswaError, RequestError
+from fastswa.layers import build_config, flag_layer, merge, recipe_layer
 from fastswa.training.folder import RunFolder
 from fastswa.training.run import NewRun, OldRun, train_together
 
@@ -47,8 +54,9 @@ class Run:
     settings: Mapping[str, Any] = field(default_factory=dict)
     steps: int = 920
 
-    def config(self, common: Mapping[str, Any]) -> Config:
-        return build_config(recipe_layer(self.recipe), common, self.settings, {"schedule": {"epochs": self.epochs}})
+    def config(self, common: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Config:
+        epochs = {"schedule": {"epochs": self.epochs}}
+        return build_config(recipe_layer(self.recipe), common, self.settings, epochs, changes or {})
 
 
 @dataclass(frozen=True)
@@ -185,8 +193,16 @@ def plan() -> str:
 class Work:
     """One part under a folder, until its time is over."""
 
-    def __init__(self, part: Part, folder: Path, common: Mapping[str, Any], minutes: float, archive: Path) -> None:
-        self.part, self.folder, self.common = part, folder, common
+    def __init__(
+        self,
+        part: Part,
+        folder: Path,
+        common: Mapping[str, Any],
+        minutes: float,
+        archive: Path,
+        changes: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.part, self.folder, self.common, self.changes = part, folder, common, changes
         self.minutes, self.archive = minutes, archive
         self._began = time.monotonic()
 
@@ -202,7 +218,7 @@ class Work:
 
     def run(self) -> bool:
         """Everything that time allows; whether all of it is done."""
-        configs = {name: run.config(self.common) for name, run in self.part.runs.items()}
+        configs = {name: run.config(self.common, self.changes) for name, run in self.part.runs.items()}
         for made in self.part.studies:
             for name in configs.keys() & {*made.runs}:
                 refuse_missing(asked_in(made.asked), configs[name])
@@ -254,6 +270,11 @@ class Work:
         except FastswaError as error:
             say(f"{made.name}: {error}")
             return False
+        except Exception:
+            # The machine may be gone tomorrow: the other studies are made all the same.
+            traceback.print_exc()
+            say(f"{made.name}: failed; the others are made.")
+            return False
         for line in asked.study.told(result):
             print(line)
         say(f"{made.name}: {time.monotonic() - began:.1f} s (expected {made.seconds:.0f} s)")
@@ -268,38 +289,105 @@ class Work:
         found = [self.place(name) / small for name in names for small in SMALL]
         found += sorted((self.folder / "analysis").rglob("*.*"))
         file.parent.mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        writing = file.with_name(f".{file.name}.writing")
+        with zipfile.ZipFile(writing, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
             for path in found:
                 if path.is_file():
                     archive.write(path, path.relative_to(self.folder))
+        os.replace(writing, file)
+
+
+# A figure of several parts: the study's name within them, the study, and the runs in the order they are drawn.
+MAIN = ("supervised", "pi", "mean-teacher")
+TOGETHER: dict[str, tuple[str, str, Sequence[str]]] = {
+    "gradients": ("gradients", "gradients", MAIN),
+    "rays": ("rays", "rays", MAIN),
+    "unlabelled": ("rays", "rays", ("supervised", *PARTS["unlabelled"].runs, "pi")),
+    "diversity": ("diversity", "pairs", MAIN),
+    "pairs": ("pairs", "pairs", MAIN),
+    "jacobian": ("jacobian", "jacobian", MAIN),
+    "schedule": ("schedule", "schedule", fork_names(PARTS["schedule"])),
+    "averaging": ("averaging", "averaging", ("mean-teacher",)),
+    "landscape": ("landscape", "landscape", MAIN),
+}
+TAUGHT = ("pi", "mean-teacher", "swa-teacher")
+
+
+def figures(files: Sequence[Path], out: Path) -> None:
+    """The figures of all parts together, from their archives, as far as these hold what a figure needs."""
+    with tempfile.TemporaryDirectory() as folder:
+        parts = [_unpacked(file, Path(folder) / str(number)) for number, file in enumerate(files)]
+        for name, (made, kind, runs) in TOGETHER.items():
+            study = find_study(kind)
+            there = [file for part in parts if (file := part / "analysis" / made / f"{kind}.json").exists()]
+            by_run = {one.run: one for one in read(study, there)}
+            _draw(name, study, [by_run[run] for run in runs if run in by_run], runs, out)
+        taught = [part / run for run in TAUGHT for part in parts if (part / run / "config.toml").exists()]
+        for epoch in (180, 240):
+            study = find_study("teachers")
+            try:
+                result = study.run(Request(tuple(taught), epochs=(float(epoch),))) if taught else []
+                _draw(f"teachers-{epoch}", study, result, TAUGHT, out)
+            except RequestError as error:
+                say(f"teachers-{epoch}: {error}")
+
+
+def _unpacked(file: Path, folder: Path) -> Path:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            archive.extractall(folder)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise RequestError(f"{file} is no archive of a part: {error}.") from error
+    return folder
+
+
+def _draw(name: str, study: Study, result: Sequence[Any], runs: Sequence[str], out: Path) -> None:
+    missing = [run for run in runs if run not in {one.run for one in result}]
+    if missing:
+        say(f"{name}: {', '.join(missing)} missing in what came back.")
+    if result:
+        for line in (*study.told(result), *write(study, result, out, name)):
+            print(line)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("part", nargs="?", choices=tuple(PARTS))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
+    parser.add_argument("part", nargs="?", choices=(*PARTS, "figures"))
     parser.add_argument("--minutes", type=float, default=9.0, help="when to stop and save")
     parser.add_argument("--data", default="data", help="the folder that holds CIFAR-10")
     parser.add_argument("--runs", type=Path, default=Path("runs/analyses"), help="where runs lie: RUNS/PART/RUN")
-    parser.add_argument("--out", type=Path, help="the archive; RUNS/PART.zip if not given")
+    parser.add_argument("--out", type=Path, help="the archive, RUNS/PART.zip if not given; of figures their folder")
     parser.add_argument("--seed", type=int, default=10)
     parser.add_argument("--device", default="auto")
-    given = parser.parse_args(words)
-    if given.part is None:
-        print(plan())
-        return 0
+    given, rest = parser.parse_known_args(words)
+    try:
+        if given.part is None:
+            print(plan())
+        elif given.part == "figures":
+            figures([Path(word) for word in rest], given.out or given.runs / "figures")
+        else:
+            _part(given, flag_layer(rest))
+    except FastswaError as error:
+        say(str(error))
+        return 2
+    return 0
+
+
+def _part(given: argparse.Namespace, changes: Mapping[str, Any]) -> None:
+    """As much of a part as there is time for; its archive is written whatever happens."""
     common = {"seed": given.seed, "data": {"root": given.data}, "device": {"name": given.device}}
     archive = given.out or given.runs / f"{given.part}.zip"
-    work = Work(PARTS[given.part], given.runs / given.part, common, given.minutes, archive)
+    work = Work(PARTS[given.part], given.runs / given.part, common, given.minutes, archive, changes)
+    done = False
     try:
         done = work.run()
     except FastswaError as error:
         say(str(error))
-        done = False
-    work.pack()
-    say(f"{archive}: {archive.stat().st_size / 1e6:.2f} MB")
-    print(json.dumps({"part": given.part, "done": done, "seconds_left": round(work.left)}))
-    say("done." if done else "not done yet; the same command goes on.")
-    return 0
+    finally:
+        work.pack()
+        say(f"{archive}: {archive.stat().st_size / 1e6:.2f} MB")
+        print(json.dumps({"part": given.part, "done": done, "seconds_left": round(work.left)}))
+        say("done." if done else "not done yet; the same command goes on.")
 
 
 if __name__ == "__main__":

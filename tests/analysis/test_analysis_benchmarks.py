@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
+import shutil
+import tomllib
 import zipfile
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from conftest import Command
-from fastswa.analysis.study import Request
+from fastswa.analysis.pairs import pairs
+from fastswa.analysis.study import Request, plain
 from fastswa.config import Config
 from tiny_runs import TINY
 
@@ -79,7 +84,7 @@ def test_side_by_side_is_as_long_as_the_longest(analyses: ModuleType) -> None:
     assert analyses.expected(part) == {"training": pytest.approx(expected), "studies": 0}
 
 
-def tiny_part(analyses: ModuleType) -> object:
+def tiny_part(analyses: ModuleType) -> Any:
     settings = {**TINY, "checkpoint": {"every": 1, "keep_every": 1}}
     forked = Request((), cycles=(1.0,), constant=(3.0,), until=5)
     studies = (
@@ -120,6 +125,65 @@ def test_a_part_goes_on_by_the_same_command_and_comes_back_as_one_file(
         assert (tmp_path / "again" / f"pairs.{kind}").read_text() == (
             back / "analysis" / "late" / f"pairs.{kind}"
         ).read_text()
+
+
+def test_a_study_that_breaks_leaves_the_others_to_be_made(
+    analyses: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = dataclasses.replace(tiny_part(analyses), forks=None)
+    part = dataclasses.replace(part, studies=tuple(made for made in part.studies if made.name != "schedule"))
+    monkeypatch.setattr(analyses, "PARTS", {"pi": part})
+
+    def broken(study: object, request: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("fastswa.analysis.pairs.study", broken)
+    words = ["pi", "--device", "cpu", "--runs", str(tmp_path / "runs"), "--batch.steps", "2"]
+    assert analyses.main(words) == 0
+    said = capsys.readouterr()
+    assert "late: failed; the others are made." in said.err
+    assert "out of memory" in said.err
+    assert json.loads(said.out.splitlines()[-1])["done"] is False
+    with zipfile.ZipFile(tmp_path / "runs" / "pi.zip") as archive:
+        assert "analysis/teachers/teachers.png" in archive.namelist()
+        # The words that are not the script's own are settings of every run.
+        for run in ("pi", "other"):
+            assert tomllib.loads(archive.read(f"{run}/config.toml").decode())["batch"]["steps"] == 2
+    monkeypatch.undo()
+
+
+def test_words_that_are_no_settings_are_refused(analyses: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyses.main(["pi", "--batch.stps", "2"]) == 2
+    assert "batch.steps" in capsys.readouterr().err
+
+
+def test_archives_of_several_parts_are_drawn_together(
+    analyses: ModuleType, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two archives with a run each: what both hold is one figure, and what is missing is said."""
+    archives = []
+    for name in ("supervised", "pi"):
+        run = tmp_path / name / name
+        shutil.copytree(finished, run)
+        [found] = pairs(Request((run,), "cpu", epochs=(2.0, 4.0)))
+        (tmp_path / name / "analysis" / "diversity").mkdir(parents=True)
+        (tmp_path / name / "analysis" / "diversity" / "pairs.json").write_text(json.dumps(plain([found])))
+        archives.append(tmp_path / f"{name}.zip")
+        with zipfile.ZipFile(archives[-1], "w") as archive:
+            for file in sorted((tmp_path / name).rglob("*.*")):
+                if file.suffix in (".json", ".jsonl", ".toml"):
+                    archive.write(file, file.relative_to(tmp_path / name))
+    words = ["figures", *map(str, archives), "--out", str(tmp_path / "figures")]
+    assert analyses.main(words) == 0
+    said = capsys.readouterr()
+    drawn = json.loads((tmp_path / "figures" / "diversity.json").read_text())
+    assert [one["run"] for one in drawn] == ["supervised", "pi"]
+    assert "diversity: mean-teacher missing in what came back." in said.err
+    assert "supervised: epochs 2 and 4: distance" in said.out
+    # Of the runs that teachers compares only pi is there, and it was measured at neither epoch.
+    assert "not all measured" in said.err
+    assert analyses.main(["figures", str(tmp_path / "none.zip")]) == 2
+    assert "is no archive of a part" in capsys.readouterr().err
 
 
 def test_configurations_are_the_recipes_own(analyses: ModuleType) -> None:
