@@ -40,6 +40,23 @@ def test_wrong_requests(command: Command, finished: Path, tmp_path: Path) -> Non
     assert "two batches" in refused(command, "gradients", finished, "--batches", "1")
 
 
+def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_is_computed(
+    command: Command, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*given: object) -> None:
+        raise AssertionError("a study was begun")
+
+    monkeypatch.setattr(Subject, "__init__", never)
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert refused(command, "pairs", finished, "--out", out) == (
+            f"fastswa: cannot write into {out}: {tmp_path / 'file'} is no folder.\n"
+        )
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert "may not be written to" in refused(command, "pairs", finished, "--out", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.fixture(scope="session")
 def wider(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of another architecture."""
@@ -62,7 +79,9 @@ def test_runs_of_different_classes_are_refused(command: Command, finished: Path,
     assert "tell different classes apart" in refused(command, "gradients", finished, tmp_path / "nine")
 
 
-def test_a_run_with_one_iterate_is_refused(command: Command, wider: Path) -> None:
+def test_a_run_with_one_iterate_is_refused(command: Command, wider: Path, tmp_path: Path) -> None:
+    shutil.copytree(wider, tmp_path / "none", ignore=shutil.ignore_patterns("step-*"))
+    assert "an iterate is needed, and none are there" in refused(command, "jacobian", tmp_path / "none")
     for study in ("rays", "pairs", "landscape"):
         assert "2 iterates are needed, and one is there" in refused(command, study, wider, "--device", "cpu")
 

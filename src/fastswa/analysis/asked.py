@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastswa.analysis import OPTIONS, STUDIES
-from fastswa.analysis.study import Request, Study, find_study, write
+from fastswa.analysis.study import Request, Study, find_study, refuse_unwritable, write
 from fastswa.arguments import Arguments, Verb
 from fastswa.config import Config
 from fastswa.errors import RequestError
@@ -51,6 +51,7 @@ class Asked:
 
     def done(self, runs: Sequence[Path], device: str, out: Path) -> tuple[Any, list[Path]]:
         """The study made: its result, and the files that it was written to."""
+        refuse_unwritable(out)
         result = self.study.run(self.request(runs, device))
         return result, write(self.study, result, out, self.name)
 

@@ -181,9 +181,15 @@ def told(result: Sequence[Pairs]) -> list[str]:
     lines = []
     for one in result:
         values = (getattr(one, name) for name in ("distance", "diversity", "c_ens", "c_avg"))
-        distance, apart, ens, avg = (f"{value.mean():.3g} ± {value.std():.2g}" for value in values)
+        distance, apart, ens, avg = (
+            f"{value.mean():.3g} ± {value.std():.2g}" if len(value) > 1 else f"{value[0]:.3g}" for value in values
+        )
+        if len(one.first) > 1:
+            which = f"{len(one.first)} pairs of {len(one.epochs)} iterates"
+        else:
+            which = f"epochs {one.first[0]:g} and {one.second[0]:g}"
         lines.append(
-            f"{one.run}: {len(one.first)} pairs of {len(one.epochs)} iterates: distance {distance}, diversity "
+            f"{one.run}: {which}: distance {distance}, diversity "
             f"{apart}%, C_ens {ens}%, C_avg {avg}%; all of them: ensemble {one.ensemble_error[-1]:.2f}%, average "
             f"{one.average_error[-1]:.2f}%"
         )

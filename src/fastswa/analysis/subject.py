@@ -61,7 +61,8 @@ class Subject:
         found = sorted(self.epochs if epochs is None else set(epochs))
         if len(found) < least:
             raise RequestError(
-                f"{self.path}: {least} iterates are needed, and {_counted(len(found))} there; train it with "
+                f"{self.path}: {'an iterate is' if least == 1 else f'{least} iterates are'} needed, and "
+                f"{_counted(len(found))} there; train it with "
                 "`--keep-every 3`, which says how often one is kept, or name more of them."
             )
         return found
