@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from matplotlib import pyplot
 
 from conftest import Command
-from fastswa.analysis.landscape import Axes, landscape
+from fastswa.analysis.landscape import Axes, Plane, draw, landscape, middle, told
 from fastswa.analysis.study import Request
 from fastswa.analysis.subject import Subject
-from fastswa.analysis.surface import Surface
+from fastswa.analysis.surface import Measured, Surface
 from fastswa.errors import RequestError
 
 
@@ -41,6 +43,40 @@ def test_points_that_span_no_plane_are_refused() -> None:
         Axes.through([line, line, 2 * line], "abc")
     with pytest.raises(RequestError, match="lie on one line"):
         Axes.through([torch.zeros(100), torch.eye(100)[0], 2 * torch.eye(100)[0]], "abc")
+    # The average of two iterates: on their line, but for rounding.
+    first, second = torch.randn(2, 10_000, generator=torch.Generator().manual_seed(1))
+    with pytest.raises(RequestError, match="lie on one line"):
+        Axes.through([first, second, first + (second - first) / 3], "abc")
+
+
+def test_the_middle_of_the_flat_part_of_a_plane() -> None:
+    x, y = np.linspace(-2.0, 4.0, 13), np.linspace(-3.0, 3.0, 13)
+    errors = 2.0 + (x[None, :] - 1.0) ** 2 + (y[:, None] - 0.5) ** 2
+    corners = np.array([[0.0, 0.0], [2.0, 0.0], [1.0, 0.5]])
+    trajectory = (np.array([1.0]), corners[:1], np.zeros(1))
+    names = ("epoch 1", "epoch 2", "SWA")
+    plane = Plane("run", x, y, Measured(errors, errors, errors, errors), names, corners, *trajectory)
+    centre, edge = middle(plane)
+    assert (centre.tolist(), edge) == ([pytest.approx(1.0), pytest.approx(0.5)], False)
+    assert told([plane])[1] == (
+        "run: distance from the middle of the points within 1% of the lowest test error: "
+        "epoch 1 1.12, epoch 2 1.12, SWA 0"
+    )
+    cut = dataclasses.replace(plane, measured=Measured(errors, errors, np.ones_like(errors), errors))
+    assert middle(cut)[1]
+
+
+def test_the_names_of_corners_stay_inside() -> None:
+    """To the left of a corner in the right half, to the right of the others."""
+    square = np.linspace(0.0, 1.0, 3)
+    values = np.arange(9.0).reshape(3, 3) + 1
+    corners = np.array([[0.1, 0.1], [0.9, 0.1], [0.4, 0.4]])
+    measured = Measured(values, values, values, values)
+    names = ("epoch 180", "epoch 330", "SWA")
+    drawn = draw([Plane("run", square, square, measured, names, corners, np.array([1.0]), corners[:1], np.zeros(1))])
+    sides = {text.get_text(): text.get_horizontalalignment() for text in drawn.axes[0].texts}
+    assert sides == {"epoch 180": "left", "epoch 330": "right", "SWA": "left"}
+    pyplot.close(drawn)
 
 
 def test_a_runs_plane_is_measured_where_it_says(finished: Path, tmp_path: Path, command: Command) -> None:

@@ -11,12 +11,24 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from matplotlib import pyplot
 from torch import Tensor, nn
 
 from conftest import Command
-from fastswa.analysis.rays import along, between, random_directions, random_ray, through
+from fastswa.analysis.rays import (
+    Ray,
+    Rays,
+    along,
+    basin,
+    between,
+    draw,
+    random_directions,
+    random_ray,
+    through,
+    told,
+)
 from fastswa.analysis.subject import Subject, flat, put
-from fastswa.analysis.surface import Surface
+from fastswa.analysis.surface import Measured, Surface
 from fastswa.errors import RequestError
 from fastswa.training.device import Compute, settings_of
 from fastswa.training.state import preserved
@@ -199,9 +211,39 @@ def test_the_command(finished: Path, tmp_path: Path, command: Command) -> None:
     [run] = json.loads(answer.out)["result"]
     assert [ray["kind"] for ray in run["rays"]] == ["sgd", "average", "random", "adversarial-train", "adversarial-test"]
     assert [ray["start"] for ray in run["rays"]] == ["epoch 3", *["epoch 4"] * 4]
+    assert [ray["end"] for ray in run["rays"]][:2] == ["epoch 4", "fast-SWA"]
     assert (tmp_path / "rays.csv").read_text().count("\n") == 1 + 5 + 5 + 3 * 3
     assert command(*words, "--epochs", "2").err == (
         f"fastswa: {finished}: 2 iterates are needed, and one is there; train it with `--keep-every 3`, "
         "which says how often one is kept, or name more of them.\n"
     )
     assert "--batches means nothing to the study rays" in command(*words, "--batches", "3").err
+    assert "a ray goes through two iterates, not 3" in command(*words, "--epochs", "2,3,4").err
+
+
+def bowl(ends: tuple[float, float], errors: Iterable[float], marks: Iterable[float]) -> Ray:
+    """A ray with these test errors at equal distances."""
+    values = np.array([*errors])
+    nothing = np.zeros_like(values)
+    measured = Measured(nothing, nothing, values, nothing)
+    return Ray("average", "epoch 4", "fast-SWA", np.linspace(*ends, len(values)), measured, np.array(marks), nothing)
+
+
+def test_the_flat_part_of_a_ray_is_where_the_error_stays_near_its_lowest() -> None:
+    """2% at the lowest, so that 3% is the border; the dip to the right of a barrier is none of it."""
+    ray = bowl((-1.0, 5.0), (6, 2.5, 2, 2, 5, 8, 2.1), (0.0, 1.5))
+    assert basin(ray) == (pytest.approx(-1 / 7), pytest.approx(2 + 1 / 3))
+    [line] = told([Rays("run", "pi", 0, [ray])])
+    assert "within 1% of that from -0.143 to 2.33, from whose middle epoch 4 is 1.1 and fast-SWA 0.405" in line
+    open_ended = bowl((0.0, 2.0), (9, 2, 2), (0.0, 1.0))
+    assert basin(open_ended)[1] == 2
+    assert "to 2 (the ray ends there)" in told([Rays("run", "pi", 0, [open_ended])])[0]
+
+
+def test_many_runs_are_drawn_in_rows_of_three() -> None:
+    ray = bowl((-1.0, 2.0), (3, 2, 2, 3), (0.0, 1.0))
+    drawn = draw([Rays(f"run {number}", "pi", 0, [ray]) for number in range(5)])
+    titles = [panel.get_title() for panel in drawn.axes if panel.get_visible()]
+    assert titles == ["SGD-SGD rays", "SGD-SWA rays", "random rays", *(f"run {n}: all rays" for n in range(5))]
+    assert drawn.get_size_inches().tolist() == pytest.approx([12.3, 3 * 3.9])
+    pyplot.close(drawn)

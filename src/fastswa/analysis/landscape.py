@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastswa.analysis.drawing import new_grid
+from fastswa.analysis.rays import WITHIN
 from fastswa.analysis.study import Request, Study
 from fastswa.analysis.subject import Subject, opened
 from fastswa.analysis.surface import FIGURES, Measured, Surface
@@ -24,6 +25,8 @@ from fastswa.errors import RequestError
 
 MARGIN = 0.35
 POINTS = 21
+# What is left of points on one line by numbers of 32 bits, as a part of their distance.
+_ROUNDING = 1e-5
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,11 @@ class Axes:
         left = iter(points)
         origin = next(left)
         first = _unit(next(left) - origin, f"{names[0]} and {names[1]} are the same weights")
-        second = next(left) - origin
-        second = second - (second @ first) * first
+        away = next(left) - origin
+        second = away - (away @ first) * first
         # Once more: in 32 bits one subtraction leaves a little of the first direction.
-        second = _unit(second - (second @ first) * first, f"{', '.join(names)} lie on one line")
+        second = second - (second @ first) * first
+        second = _unit(second, f"{', '.join(names)} lie on one line", _ROUNDING * float(away.norm()))
         return cls(origin, first, second)
 
     def point(self, x: float, y: float) -> Tensor:
@@ -79,9 +83,9 @@ class Axes:
         return x, y, max(rest, 0.0) ** 0.5
 
 
-def _unit(vector: Tensor, otherwise: str) -> Tensor:
+def _unit(vector: Tensor, otherwise: str, least: float = 0.0) -> Tensor:
     length = vector.norm(dtype=torch.float64)
-    if float(length) < 1e-9:
+    if float(length) <= least:
         raise RequestError(f"{otherwise}: a plane needs three points that span it.")
     return vector / length.to(vector.dtype)
 
@@ -156,7 +160,25 @@ def told(result: Sequence[Plane]) -> list[str]:
             for corner, name in zip(one.corners, one.names, strict=True)
         )
         lines.append(f"{one.run}: the lowest test loss of the plane, {one.measured.test_loss[j, i]:.4g}, is {away}")
+        lines.append(f"{one.run}: {_middle(one)}")
     return lines
+
+
+def middle(one: Plane) -> tuple[np.ndarray, bool]:
+    """The centre (2,) of the points within WITHIN of the lowest test error, and whether the grid cuts them off."""
+    inside = one.measured.test_error <= one.measured.test_error.min() + WITHIN
+    j, i = np.nonzero(inside)
+    edge = inside[0].any() or inside[-1].any() or inside[:, 0].any() or inside[:, -1].any()
+    return np.array([one.x[i].mean(), one.y[j].mean()]), bool(edge)
+
+
+def _middle(one: Plane) -> str:
+    centre, edge = middle(one)
+    away = ", ".join(
+        f"{name} {np.linalg.norm(centre - corner):.3g}" for corner, name in zip(one.corners, one.names, strict=True)
+    )
+    cut = " (they reach the edge of the plane)" if edge else ""
+    return f"distance from the middle of the points within {WITHIN:g}% of the lowest test error{cut}: {away}"
 
 
 def draw(result: Sequence[Plane]) -> Any:
@@ -194,7 +216,10 @@ def _contours(drawn: Any, panel: Any, one: Plane, figure: str) -> None:
         marker = "o" if name.startswith("epoch") else "s"
         panel.plot(x, y, marker, color="#c0392b", markeredgecolor="white", markersize=8, zorder=4)
         outlined = {"path_effects": [withStroke(linewidth=2.5, foreground="white")], "color": "#222222", "fontsize": 9}
-        panel.annotate(name, (x, y), xytext=(7, 6), textcoords="offset points", zorder=5, **outlined)
+        # To the left of what lies on the right, where it would run over the edge.
+        left = x > (one.x[0] + one.x[-1]) / 2
+        place = {"xytext": (-7 if left else 7, 6), "ha": "right" if left else "left"}
+        panel.annotate(name, (x, y), textcoords="offset points", zorder=5, **place, **outlined)
     panel.set(xlabel="distance", ylabel="distance", xlim=(one.x[0], one.x[-1]), ylim=(one.y[0], one.y[-1]))
     name, _, kind = figure.partition("_")
     panel.set_title(f"{one.run}: {name} {kind}" + ("" if logarithmic else " (%)"))

@@ -18,6 +18,7 @@ from fastswa.analysis.drawing import finish, new_grid
 from fastswa.analysis.study import Request, Study, colours
 from fastswa.analysis.subject import Subject, opened
 from fastswa.analysis.surface import FIGURES, Measured, Surface
+from fastswa.console import shown
 from fastswa.errors import RequestError
 from fastswa.noise import derive_seed
 
@@ -30,6 +31,8 @@ KINDS = {
 }
 BEFORE, BEYOND = 1.0, 3.0
 POINTS = 41
+# How much higher than the lowest test error still counts as flat, in percent.
+WITHIN = 1.0
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ def study(subject: Subject, request: Request, reach: float) -> Rays:
     rays = [between(surface.at, early, late, points, names, "sgd")]
     average = subject.average()
     if average is not None:
-        rays.append(between(surface.at, late, average[1], points, (names[1], average[0]), "average"))
+        rays.append(between(surface.at, late, average[1], points, (names[1], shown(average[0])), "average"))
     distances = np.linspace(0.0, reach, (points + 1) // 2)
     rays.append(random_ray(surface.at, late, distances, request.rays, request.seed, names[1]))
     rays += [adversarial_ray(surface, late, distances, images, names[1]) for images in ("train", "test")]
@@ -145,6 +148,8 @@ def rays(request: Request) -> list[Rays]:
     """The rays of each run."""
     if (request.points or POINTS) < 5:
         raise RequestError("--points: a ray needs five points at least.")
+    if len(request.epochs or ()) > 2:
+        raise RequestError(f"--epochs: a ray goes through two iterates, not {len(request.epochs or ())}.")
     with opened(request.runs, request.device) as subjects:
         # All as far as the longest, so that they can be compared.
         reach = max(_reach(subject, request) for subject in subjects)
@@ -155,6 +160,24 @@ def _reach(subject: Subject, request: Request) -> float:
     """How far the SGD-SGD ray of a run goes."""
     first, last = subject.chosen(request.epochs, least=2)[-2:]
     return BEYOND * float((subject.iterate(last) - subject.iterate(first)).norm(dtype=torch.float64))
+
+
+def basin(ray: Ray) -> tuple[float, float]:
+    """Between which distances the test error stays within WITHIN of the ray's lowest, around it."""
+    errors, distance = ray.measured.test_error, ray.distance
+    limit = float(errors.min()) + WITHIN
+    low = high = int(errors.argmin())
+    while low > 0 and errors[low - 1] <= limit:
+        low -= 1
+    while high < len(errors) - 1 and errors[high + 1] <= limit:
+        high += 1
+
+    def crossing(inside: int, outside: int) -> float:
+        if not 0 <= outside < len(errors):
+            return float(distance[inside])
+        return float(np.interp(limit, errors[[inside, outside]], distance[[inside, outside]]))
+
+    return crossing(low, low - 1), crossing(high, high + 1)
 
 
 def rows(result: Sequence[Rays]) -> list[dict[str, Any]]:
@@ -187,38 +210,47 @@ def told(result: Sequence[Rays]) -> list[str]:
             lines.append(
                 f"{one.run}: {KINDS[ray.kind]}: {ray.start} and {ray.end} are {ray.marks[1]:.3g} apart; test error "
                 f"{ends[0]:.2f}% and {ends[1]:.2f}%, lowest {ray.measured.test_error[best]:.2f}% "
-                f"at {ray.distance[best]:.3g}"
+                f"at {ray.distance[best]:.3g}; {_middle(ray)}"
             )
     return lines
 
 
+def _middle(ray: Ray) -> str:
+    """How far the two weights are from the middle of the flat part of their ray."""
+    left, right = basin(ray)
+    ends = " (the ray ends there)" if left <= ray.distance[0] or right >= ray.distance[-1] else ""
+    first, second = (abs(mark - (left + right) / 2) for mark in ray.marks)
+    return (
+        f"within {WITHIN:g}% of that from {left:.3g} to {right:.3g}{ends}, "
+        f"from whose middle {ray.start} is {first:.3g} and {ray.end} {second:.3g}"
+    )
+
+
 def draw(result: Sequence[Rays]) -> Any:
     """SGD-SGD, SGD-SWA and random rays of all runs beside one another; below, each run's rays together."""
-    columns = max(3, len(result)) if len(result) > 1 else 3
-    drawn, grid = new_grid(2 if len(result) > 1 else 1, columns, 4.1 * columns, 3.9)
+    below = -(-len(result) // 3) if len(result) > 1 else 0
+    drawn, grid = new_grid(1 + below, 3, 12.3, 3.9)
     shades = colours([one.run for one in result])
     if len(result) > 1:
-        for panel, kind in zip(grid[0], ("sgd", "average", "random"), strict=False):
+        for panel, kind in zip(grid[0], ("sgd", "average", "random"), strict=True):
             for one in result:
                 for ray in (ray for ray in one.rays if ray.kind == kind):
                     _line(panel, ray, shades[one.run], one.run)
             _finish(panel, f"{KINDS[kind]} rays", [ray for one in result for ray in one.rays if ray.kind == kind])
-        for panel, one in zip(grid[1], result, strict=False):
-            _of_one(panel, one, one.rays, f"{one.run}: all rays")
-        unused = [*grid[0][3:], *grid[1][len(result) :]]
+        for panel, one in zip(grid[1:].flat, result, strict=False):
+            _of_one(panel, one.rays, f"{one.run}: all rays")
+        for panel in grid[1:].flat[len(result) :]:
+            panel.set_visible(False)
     else:
         [one] = result
-        _of_one(grid[0][0], one, [ray for ray in one.rays if ray.kind == "sgd"], "SGD-SGD ray")
-        _of_one(grid[0][1], one, [ray for ray in one.rays if ray.kind == "average"], "SGD-SWA ray")
-        _of_one(grid[0][2], one, one.rays, "all rays")
-        unused = []
-    for panel in unused:
-        panel.set_visible(False)
+        _of_one(grid[0][0], [ray for ray in one.rays if ray.kind == "sgd"], "SGD-SGD ray")
+        _of_one(grid[0][1], [ray for ray in one.rays if ray.kind == "average"], "SGD-SWA ray")
+        _of_one(grid[0][2], one.rays, "all rays")
     drawn.tight_layout()
     return drawn
 
 
-def _of_one(panel: Any, one: Rays, chosen: Sequence[Ray], title: str) -> None:
+def _of_one(panel: Any, chosen: Sequence[Ray], title: str) -> None:
     shades = dict(zip(KINDS, ("#c0392b", "#e6892b", "#2e8b57", "#1f77b4", "#7d3c98"), strict=True))
     for ray in chosen:
         _line(panel, ray, shades[ray.kind], KINDS[ray.kind])
