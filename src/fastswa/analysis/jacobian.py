@@ -2,7 +2,8 @@
 
 f is a network's class probabilities, at fixed batch-norm statistics, in 64 bits. Q estimates E||J_x||² from one small
 perturbation of an input, and E||J_w||² from one of the weights. For the loss ||f - y||² the Hessian's trace is
-2 (||J_w||² + rest), where the rest alone depends on the labels, and random rays rise by s² tr(H) / 2p.
+2 (||J_w||² + rest), where the rest alone depends on the labels, and random rays rise by s² tr(H) / 2p: as far as the
+loss is smooth, that is up to the nearest kink of a network of (leaky) ReLUs, and beyond it in the mean at best.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ class Jacobian:
 
     `inputs` and `weights` hold the fields of `Estimate` by name. `finite` (E, S) is Q for inputs at `epsilons` (S,).
     `along_views` is E||J_x d||² / E||d||² for the differences d that augmentation makes, `along_noise` E||J_x||² / D
-    for noise of any direction, and `views_change` E||f(x + d) - f(x)||² with d as large as it is. `distances` (E, S) on
-    random rays, with the loss's `rise` there, its standard error and what tr(H) predicts.
+    for noise of any direction, and `views_change` E||f(x + d) - f(x)||² with d as large as it is. Of tr(H) the part
+    that labels enter is estimated by itself, from the same signs. `distances` (E, S) on random rays, with the loss's
+    `rise` there, its standard error and what tr(H) predicts.
     """
 
     run: str
@@ -67,6 +69,7 @@ class Jacobian:
     trace_error: np.ndarray
     jacobian_part: np.ndarray
     label_part: np.ndarray
+    label_error: np.ndarray
     distances: np.ndarray
     rise: np.ndarray
     rise_error: np.ndarray
@@ -173,10 +176,18 @@ def _weights(function: Probabilities, images: Tensor, labels: Tensor, request: R
         """||f - y||², the mean over images."""
         return (whole(weights) - target).square().sum(dim=1).mean()
 
+    residual = (whole(vector) - target).detach()
+
+    def of_labels(weights: Tensor) -> Tensor:
+        """What has the same Hessian as the loss but for 2 J'J: f is weighed by what it is off by, which stays."""
+        return 2 * (whole(weights) * residual).sum(dim=1).mean()
+
     noises = [_normal(vector, request.seed, "weights", number) for number in range(request.draws)]
     grams = weight_grams([function.of_weights(image[None]) for image in images], vector)
     found = estimate(grams, q_draws(whole, vector, noises))
-    trace, error = hutchinson(loss, vector, [noise.sign() for noise in noises])
+    signs = [noise.sign() for noise in noises]
+    trace, error = hutchinson(loss, vector, signs)
+    rest, rest_error = hutchinson(of_labels, vector, signs)
     distances = _DISTANCES * float(vector.norm()) if request.distance is None else request.distance * _DISTANCES / 0.16
     directions = random_directions(size, request.draws, request.seed, vector)
     rises = [sharpness(loss, vector, directions, float(s)) for s in distances]
@@ -185,7 +196,8 @@ def _weights(function: Probabilities, images: Tensor, labels: Tensor, request: R
         "trace": trace,
         "trace_error": error,
         "jacobian_part": 2 * found.exact,
-        "label_part": trace - 2 * found.exact,
+        "label_part": rest,
+        "label_error": rest_error,
         "distances": distances,
         "rise": [rise for rise, _ in rises],
         "rise_error": [spread for _, spread in rises],
@@ -211,7 +223,8 @@ def jacobian(request: Request) -> list[Jacobian]:
 
 def rows(result: Sequence[Jacobian]) -> list[dict[str, Any]]:
     """A line for each run and epoch."""
-    plain = ("along_views", "along_noise", "views_change", "trace", "trace_error", "jacobian_part", "label_part")
+    traces = ("trace", "trace_error", "jacobian_part", "label_part", "label_error")
+    plain = ("along_views", "along_noise", "views_change", *traces)
     return [
         {
             "run": one.run,
@@ -226,7 +239,7 @@ def rows(result: Sequence[Jacobian]) -> list[dict[str, Any]]:
 
 
 def told(result: Sequence[Jacobian]) -> list[str]:
-    """Estimates beside exact values, and the decomposition, at the last epoch."""
+    """Estimates beside exact values, the decomposition, and the rise along rays, at the last epoch."""
     lines = []
     for one in result:
         for name, values in (("||J_x||²", one.inputs), ("||J_w||²", one.weights)):
@@ -235,8 +248,14 @@ def told(result: Sequence[Jacobian]) -> list[str]:
             variance = f"its variance is {spread:.2f} of the formula's"
             lines.append(f"{one.run}: E{name} {exact:.4g}, Q {q:.4g} ± {error:.2g}; {variance}")
         lines.append(
-            f"{one.run}: tr(H) {one.trace[-1]:.4g} ± {one.trace_error[-1]:.2g} = 2 E||J_w||² "
-            f"{one.jacobian_part[-1]:.4g} + what the labels add {one.label_part[-1]:.4g}"
+            f"{one.run}: tr(H) {one.trace[-1]:.4g} ± {one.trace_error[-1]:.2g}; its parts are 2 E||J_w||² "
+            f"{one.jacobian_part[-1]:.4g} and what the labels add {one.label_part[-1]:.4g} ± {one.label_error[-1]:.2g}"
+        )
+        rises = zip(one.distances[-1], _scaled(one, one.rise), _scaled(one, one.rise_error), strict=True)
+        (s, near, near_error), *_, (t, far, far_error) = rises
+        lines.append(
+            f"{one.run}: random rays rise as for a trace of {near:.4g} ± {near_error:.2g} at distance {s:.2g} "
+            f"and of {far:.4g} ± {far_error:.2g} at {t:.2g}"
         )
     return lines
 
@@ -289,8 +308,21 @@ def _bars(panel: Any, result: Sequence[Jacobian], shades: dict[str, str], parts:
     panel.axhline(0, color="#404040", linewidth=0.8)
 
 
+def _headroom(panel: Any) -> None:
+    """Room for the legend above what is drawn."""
+    low, high = panel.get_ylim()
+    panel.set_ylim(low, high + 0.35 * (high - low))
+
+
+def _scaled(one: Jacobian, rise: np.ndarray) -> np.ndarray:
+    """The rise along rays at the last epoch as the trace that would predict it."""
+    scaled: np.ndarray = 2 * one.parameters / one.distances[-1] ** 2 * rise[-1]
+    return scaled
+
+
 def _directions(panel: Any, result: Sequence[Jacobian], shades: dict[str, str]) -> None:
     _bars(panel, result, shades, {"along_views": "towards augmented views", "along_noise": "any direction"})
+    _headroom(panel)
     panel.set(ylabel="E||J_x d||² / E||d||²", title="which way the inputs may move")
 
 
@@ -302,6 +334,8 @@ def _parts(panel: Any, result: Sequence[Jacobian], shades: dict[str, str]) -> No
         _bars(panel, result, shades, names)
         for number, one in enumerate(result):
             panel.errorbar(number - 0.8 / 3, one.trace[-1], yerr=2 * one.trace_error[-1], color="black", capsize=3)
+            panel.errorbar(number + 0.8 / 3, one.label_part[-1], yerr=2 * one.label_error[-1], color="black", capsize=3)
+        _headroom(panel)
         return
     for one in result:
         panel.plot(one.epochs, one.trace, ".-", color=shades[one.run], label=f"{one.run}: tr(H)")
@@ -313,9 +347,8 @@ def _parts(panel: Any, result: Sequence[Jacobian], shades: dict[str, str]) -> No
 def _sharpness(panel: Any, result: Sequence[Jacobian], shades: dict[str, str]) -> None:
     """The rise along rays scaled so that it is tr(H) wherever the formula holds."""
     for one in result:
-        scale = 2 * one.parameters / one.distances[-1] ** 2
         look = {"fmt": "o-", "capsize": 3, "markersize": 4, "color": shades[one.run], "label": one.run}
-        panel.errorbar(one.distances[-1], scale * one.rise[-1], yerr=2 * scale * one.rise_error[-1], **look)
+        panel.errorbar(one.distances[-1], _scaled(one, one.rise), yerr=2 * _scaled(one, one.rise_error), **look)
         panel.axhline(one.trace[-1], linestyle=DASHED, linewidth=1, color=shades[one.run])
     panel.plot([], [], color="#404040", linestyle=DASHED, label="tr(H)")
     panel.set(xlabel="distance s", ylabel="rise of ||f - y||² · 2p / s²", title="sharpness along random rays")
