@@ -50,6 +50,24 @@ def test_the_papers_schedule() -> None:
     assert (np.diff(fast) < 0).all()
 
 
+def test_a_constant_rate_is_the_one_kept_and_swa_the_runs_own() -> None:
+    """fast-SWA every 3 epochs from 180 on, SWA every 6: both at the constant rate but for their first iterate."""
+    constant = {"schedule": {"after": "constant", "constant_lr": 0.05, "epochs": 192}}
+    averages = {
+        "averaging": {
+            "swa": {"kind": "swa", "start": 180, "every": 6},
+            "fast_swa": {"kind": "fast-swa", "start": 180, "every": 3},
+        }
+    }
+    config = build_config(recipe_layer("cifar10-cnn-mean-teacher-4k"), constant, averages)
+    assert rates_of(config, Path("run")) == (0.05, 0.05, 1.0)
+    epochs, fast, swa = along(config)
+    assert epochs.tolist() == [180, 183, 186, 189, 192]
+    first = 0.1 * 0.5 * (1 + np.cos(np.pi * 180 / 210))
+    assert swa == pytest.approx([first, first, (first + 0.05) / 4, (first + 0.05) / 4, (first + 0.1) / 9])
+    assert fast[1:3] == pytest.approx([(first + 0.05) / 4, (first + 0.1) / 9])
+
+
 def test_the_command(finished: Path, tmp_path: Path, command: Command) -> None:
     answer = command("analyze", "averaging", finished, "--draws", 5, "--out", tmp_path)
     assert answer.code == 0, answer.err

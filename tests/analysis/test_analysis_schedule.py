@@ -11,7 +11,7 @@ import pytest
 
 from conftest import Command
 from fastswa.analysis.measured import course_of
-from fastswa.analysis.schedule import forks, schedule, unmodified
+from fastswa.analysis.schedule import forks, schedule, told, unmodified
 from fastswa.analysis.study import Request
 from fastswa.analysis.teachers import teachers
 from fastswa.layers import build_config, recipe_layer
@@ -102,3 +102,20 @@ def test_the_command_trains_forks_once_and_draws_them(finished: Path, tmp_path: 
     assert (cycle.after, constant.after) == ("cycles", "constant")
     assert command("analyze", "schedule", run, run / "x", "--cycles", "1").err.startswith("fastswa: name one run")
     assert "is at epoch 2 already" in command(*forked, "--until", 2).err
+
+
+def test_what_no_schedule_can_be_is_refused(finished: Path, command: Command) -> None:
+    for words, reason in (
+        (("--cycles", "0,1"), "a cycle is longer than no epoch"),
+        (("--constant", "-1"), "from 0 on"),
+        (("--until", "9"), "--until says how far forks are trained"),
+    ):
+        answer = command("analyze", "schedule", f"{finished}@2" if words[0] != "--until" else finished, *words)
+        assert (answer.code, answer.err.count("\n")) == (2, 1)
+        assert reason in answer.err
+
+
+def test_runs_of_the_same_schedule_are_told_apart(finished: Path, taught: Path) -> None:
+    lines = told(schedule(Request((taught / "pi", taught / "swa-teacher"))))
+    assert [line.partition(" epoch: ")[0] for line in lines] == ["pi: cycle of 1", "swa-teacher: cycle of 1"]
+    assert told(schedule(Request((finished,))))[0].startswith("cycle of 1 epoch: ")

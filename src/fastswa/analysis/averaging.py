@@ -16,7 +16,7 @@ import numpy as np
 from fastswa.analysis.drawing import finish, new_grid
 from fastswa.analysis.study import Request, Study, colours
 from fastswa.analysis.subject import run_names
-from fastswa.config import Config
+from fastswa.config import AverageConfig, Config
 from fastswa.errors import RequestError
 from fastswa.noise import derive_seed
 from fastswa.tables.figures import averaged_epochs
@@ -102,12 +102,13 @@ def rates_of(config: Config, path: Path) -> tuple[float, float, float]:
     fast = next((average for average in config.averaging.values() if average.kind == "fast-swa"), None)
     if fast is None or not fast.every:
         raise RequestError(f"{path} has no fast-SWA average that is taken every so many epochs.")
-    low = _rate(config, schedule.length)
+    constant = schedule.after == "constant" or not schedule.cycle
+    low = learning_rate(config, schedule.length) if constant else _rate(config, schedule.length)
     if low == 0:
         raise RequestError(
             f"{path}: the learning rate is zero where SWA averages, so that no rate can be compared to it."
         )
-    if schedule.after == "constant" or not schedule.cycle:
+    if constant:
         return low, low, 1.0
     inside = np.arange(schedule.length + fast.every, schedule.length + schedule.cycle - 1e-9, fast.every)
     if not len(inside):
@@ -118,14 +119,20 @@ def rates_of(config: Config, path: Path) -> tuple[float, float, float]:
 def along(config: Config) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Epochs at which fast-SWA averages, and the errors expected of it and of SWA by then (nan before its first)."""
     fast = next(average for average in config.averaging.values() if average.kind == "fast-swa")
-    epochs = averaged_epochs(fast, config.schedule.epochs)
-    rates = np.array([_rate(config, epoch) for epoch in epochs])
-    counts = np.arange(1, len(epochs) + 1)
+    own = next((average for average in config.averaging.values() if average.kind == "swa" and average.every), None)
     cycle = config.schedule.cycle if config.schedule.after == "cycles" else 0.0
-    ends = np.floor((epochs - config.schedule.length) / (cycle or 1.0) + 1e-9) + 1
-    with np.errstate(divide="ignore", invalid="ignore"):
-        swa = np.where(ends >= 1, _rate(config, config.schedule.length) / np.maximum(ends, 1), np.nan)
-    return epochs, np.cumsum(rates) / counts**2, swa
+    swa = own or AverageConfig(kind="swa", start=config.schedule.length, every=cycle or 1.0)
+    epochs, ends = (averaged_epochs(average, config.schedule.epochs) for average in (fast, swa))
+    # With nan in front for the epochs before SWA's first.
+    errors = np.concatenate([[np.nan], _course(config, ends)])
+    return epochs, _course(config, epochs), errors[np.searchsorted(ends, epochs + 1e-9)]
+
+
+def _course(config: Config, epochs: np.ndarray) -> np.ndarray:
+    """The error expected of the mean of the iterates of these epochs, after each of them."""
+    rates = np.array([_rate(config, epoch) for epoch in epochs])
+    error: np.ndarray = np.cumsum(rates) / np.arange(1, len(epochs) + 1) ** 2
+    return error
 
 
 def _rate(config: Config, epoch: float) -> float:

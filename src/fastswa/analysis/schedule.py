@@ -53,6 +53,8 @@ class _Silent:
 def schedule(request: Request) -> list[Scheduled]:
     """The runs side by side; forks of the one run are trained first where cycles or constant rates are asked for."""
     runs = request.runs
+    if request.until is not None and not (request.cycles or request.constant):
+        raise RequestError("--until says how far forks are trained; --cycles and --constant say which.")
     if request.cycles or request.constant:
         if len(runs) != 1:
             raise RequestError(f"name one run, or RUN@EPOCH, whose forks are to be trained, not {len(runs)}.")
@@ -69,6 +71,10 @@ def unmodified(config: Config, epoch: float) -> float:
 def forks(start: str, epoch: float, request: Request) -> dict[str, Config]:
     """The configurations of all forks, by name; each averages from the fork on, as often as its parent, and is measured
     as often as it averages."""
+    if any(cycle <= 0 for cycle in request.cycles or ()):
+        raise RequestError("--cycles: a cycle is longer than no epoch.")
+    if any(at < 0 for at in request.constant or ()):
+        raise RequestError("--constant names epochs whose rate is kept, from 0 on.")
     layer = parent_layer(start)
     parent = build_config(layer)
     fast = next((average for average in parent.averaging.values() if average.kind == "fast-swa"), None)
@@ -141,15 +147,25 @@ def rows(result: Sequence[Scheduled]) -> list[dict[str, Any]]:
 
 def told(result: Sequence[Scheduled]) -> list[str]:
     """Where each run came to."""
+    names = _names(result)
     return [
-        f"{_name(one)}: {one.course.images} error {one.course.error[one.network][-1]:.2f}% "
+        f"{names[one.run]}: {one.course.images} error {one.course.error[one.network][-1]:.2f}% "
         f"(student {one.course.error['student'][-1]:.2f}%) at epoch {one.course.epochs[-1]:g}"
         for one in result
     ]
 
 
+def _names(result: Sequence[Scheduled]) -> dict[str, str]:
+    """What each run did after its first descent; where two did the same, whose run it is too."""
+    plain = {one.run: _name(one) for one in result}
+    same = [*plain.values()]
+    return {run: name if same.count(name) == 1 else f"{run}: {name}" for run, name in plain.items()}
+
+
 def _name(one: Scheduled) -> str:
-    return f"cycle of {one.cycle:g} epochs" if one.after == "cycles" else f"constant rate {one.rate:.4g}"
+    if one.after == "constant":
+        return f"constant rate {one.rate:.4g}"
+    return f"cycle of {one.cycle:g} epoch{'s' if one.cycle != 1 else ''}" if one.cycle else "no cycles"
 
 
 def draw(result: Sequence[Scheduled]) -> Any:
@@ -157,6 +173,7 @@ def draw(result: Sequence[Scheduled]) -> Any:
     drawn, grid = new_grid(1, 2, 11, 4.2)
     from matplotlib import colormaps
 
+    names = _names(result)
     errors = np.concatenate([one.course.error[one.network] for one in result])
     lowest, highest = float(np.nanmin(errors)), max(float(np.nanmax(errors)), float(np.nanmin(errors)) + 0.5)
     for panel, after, title in zip(grid[0], ("cycles", "constant"), ("cycles", "constant rates"), strict=True):
@@ -164,7 +181,7 @@ def draw(result: Sequence[Scheduled]) -> Any:
         for number, one in enumerate(chosen):
             colour = colormaps["viridis"](0.9 * number / max(len(chosen) - 1, 1))
             series = one.course.error[one.network]
-            panel.plot(one.course.epochs, series, ".-", color=colour, markersize=4, label=_name(one))
+            panel.plot(one.course.epochs, series, ".-", color=colour, markersize=4, label=names[one.run])
         panel.set(title=title, xlabel="epoch", ylabel=f"{result[0].course.images} error of the average (%)")
         panel.set_ylim(lowest - 0.1 * (highest - lowest), highest + 0.1 * (highest - lowest))
         finish(panel)
