@@ -91,6 +91,9 @@ def test_recording_changes_nothing_of_a_run_and_survives_a_resume(finished: Path
     afterwards = gradients(Request((tmp_path / "whole",), "cpu", epochs=(2.0,), batches=2))[0]
     assert whole is not None
     assert afterwards.trace[LOSS][0] == pytest.approx(whole.trace[LOSS][1], rel=1e-5)
+    # Another number of batches than the record's is computed, at the epochs whose whole state is kept.
+    [other] = gradients(Request((tmp_path / "whole",), "cpu", batches=3))
+    assert other.trace[LOSS][1] != pytest.approx(whole.trace[LOSS][1], rel=1e-5)
 
 
 def test_the_command_writes_data_and_figure(finished: Path, tmp_path: Path, command: Command) -> None:

@@ -32,6 +32,7 @@ from fastswa.training.state import State, preserved
 
 RECORD = "gradients.jsonl"
 LOSS = "loss"
+BATCHES = 32
 FIGURES = ("step_norm", "mean_norm", "trace")
 
 
@@ -176,19 +177,21 @@ def _collected(
 
 
 def gradients(request: Request) -> list[Gradients]:
-    """Each run's figures: those that it recorded, unless epochs are asked for."""
+    """Each run's figures: those that it recorded, unless epochs or a number of batches are asked for."""
     names = run_names(request.runs)
-    kept = {path: recorded(path, name) if request.epochs is None else None for path, name in names.items()}
+    as_recorded = request.epochs is None and request.batches is None
+    kept = {path: recorded(path, name) if as_recorded else None for path, name in names.items()}
     missing = [path for path, found in kept.items() if found is None]
     computed = {}
     if missing:
-        if request.batches < 2:
+        batches = request.batches or BATCHES
+        if batches < 2:
             raise RequestError("--batches: a covariance needs two batches at least.")
         with opened(missing, request.device) as subjects:
             for subject in subjects:
                 asked = subject.states() if request.epochs is None else request.epochs
                 epochs = subject.chosen(asked, least=1)
-                computed[subject.path] = from_checkpoints(subject, epochs, request.batches)
+                computed[subject.path] = from_checkpoints(subject, epochs, batches)
     return [kept[path] or computed[path] for path in request.runs]
 
 

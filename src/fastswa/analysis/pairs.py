@@ -190,7 +190,7 @@ def told(result: Sequence[Pairs]) -> list[str]:
             which = f"epochs {one.first[0]:g} and {one.second[0]:g}"
         lines.append(
             f"{one.run}: {which}: distance {distance}, diversity "
-            f"{apart}%, C_ens {ens}%, C_avg {avg}%; all of them: ensemble {one.ensemble_error[-1]:.2f}%, average "
+            f"{apart}%, C_ens {ens}%, C_avg {avg}%; all together: ensemble {one.ensemble_error[-1]:.2f}%, average "
             f"{one.average_error[-1]:.2f}%"
         )
     return lines
@@ -223,6 +223,7 @@ def _many(panel: Any, result: Sequence[Pairs], shades: dict[str, str]) -> None:
         panel.plot(one.count, one.average_error, color=shades[one.run], label=f"{one.run}: average")
         dashed = {"linestyle": (0, (4, 2)), "label": f"{one.run}: ensemble"}
         panel.plot(one.count, one.ensemble_error, color=shades[one.run], **dashed)
+    panel.xaxis.get_major_locator().set_params(integer=True)
     panel.set_xlabel("iterates taken together")
     panel.set_ylabel("test error (%)")
 

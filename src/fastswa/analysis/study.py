@@ -21,7 +21,7 @@ from fastswa.registry import resolve
 from fastswa.tables.figures import save
 
 # For runs drawn together: apart in hue and in lightness.
-COLOURS = ("#c0392b", "#1f77b4", "#2e8b57", "#e6892b", "#7d3c98", "#555555")
+COLOURS = ("#c0392b", "#1f77b4", "#2e8b57", "#e6892b", "#7d3c98", "#d16ba5")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Request:
     runs: tuple[Path, ...]
     device: str = "auto"
     epochs: tuple[float, ...] | None = None
-    batches: int = 32
+    batches: int | None = None
     points: int | None = None
     rays: int = 5
     pairs: int = 100
