@@ -11,6 +11,7 @@ from report_runs import folder, train_own
 
 from fastswa.report.compare import comparison_page
 from fastswa.report.record import RunRecord, read_run, short_names
+from fastswa.report.words import setting
 from tiny_runs import StoppingWatcher, tiny, train
 
 
@@ -89,6 +90,16 @@ def test_the_learning_rate_is_drawn_where_all_share_it(several: Path, tmp_path: 
     assert "line rate" not in comparison_page([*runs(several, "pi"), read_run(other)])
 
 
+def test_settings_are_shown_without_the_noise_of_binary_fractions() -> None:
+    assert [setting(value) for value in (85.8333 - 17.1667, 0.1, 1e-7, 240.0, 3)] == [
+        "68.6666",
+        "0.1",
+        "1e-07",
+        "240",
+        "3",
+    ]
+
+
 def test_what_cannot_be_compared_is_told(several: Path, tmp_path: Path) -> None:
     train_own(folder(tmp_path / "data"), tmp_path / "own")
     train(tiny(), tmp_path / "stopped", StoppingWatcher(stop=7))
@@ -96,6 +107,9 @@ def test_what_cannot_be_compared_is_told(several: Path, tmp_path: Path) -> None:
     assert "The runs were measured on different data: their errors cannot be compared." in page.words
     assert "stopped is unfinished (epoch 2 of 4)." in page.words
     assert "The runs had different numbers of labels." in page.words
+    # Nor does the lowest of such errors stand out as the one to choose.
+    assert "strong" not in str(page.elements)
+    assert "The lowest stands out" not in page.words
 
 
 def test_many_runs_and_a_run_without_a_figure(several: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,25 @@ def test_images_that_changed_since_are_told(own: Path) -> None:
     assert any("have changed since" in remark.text for remark in remarks(run, found))
 
 
+def test_classes_without_an_image_are_not_said_to_be_never_answered(own: Path) -> None:
+    run = read_run(own)
+    found = look_at(run, "cpu", suggestions=1, unlabelled=10)
+    assert found.measured is not None
+    # Six images of the first class and none of the second, all taken for the first; then the other way round.
+    for matrix, word in (([[6, 0], [0, 0]], None), ([[0, 0], [6, 0]], 1)):
+        rows = np.zeros((len(found.classes), len(found.classes)), dtype=int)
+        rows[:2, :2] = matrix
+        measured = replace(found.measured, matrix=rows, count=6)
+        texts = [remark.text for remark in remarks(run, replace(found, measured=measured))]
+        never = [text for text in texts if text.startswith("The model never answers")]
+        named = (
+            []
+            if word is None
+            else [f"The model never answers ‘{found.classes[word]}’ on the {measured.images} images."]
+        )
+        assert never == named
+
+
 def test_remarks_on_averages(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(tiny({"averaging": {"swa": {"start": 100}}}), run)
@@ -315,7 +335,7 @@ def test_remarks_on_averages(tmp_path: Path) -> None:
     error = record.metrics[-1]["error"]
     error.update(student=10.0, teacher=12.0, fast_swa=20.0, ema=10.0)
     texts = [remark.text for remark in remarks(record, found)]
-    assert "fast-SWA is worse than the student by +10.00 points." in texts
+    assert "fast-SWA is worse than the student by 10.00 points." in texts
     assert not any("teacher is worse" in text for text in texts)
     assert standard_error(10.0, 900) == pytest.approx(1.0)
 

@@ -31,7 +31,7 @@ def comparison_page(runs: Sequence[RunRecord]) -> str:
         names=names,
         remarks=_remarks(runs, names, settings),
         figures=[_figure(runs, names, images) for images in sets],
-        errors=[(images, _errors(runs, names, images)) for images in sets],
+        errors=[(images, _errors(runs, names, images, same_data=_same_data(settings))) for images in sets],
         repeats=[table for images in sets for table in [_repeats(runs, names, settings, images)] if table],
         differing=_differing(names, settings),
         costs=_costs(runs, names),
@@ -44,13 +44,17 @@ def _remarks(runs: Sequence[RunRecord], names: Sequence[str], settings: Sequence
         for run, name in zip(runs, names, strict=True)
         if not run.finished and not run.trained
     ]
-    if len({(one.get("data.source"), one.get("data.target")) for one in settings}) > 1:
+    if not _same_data(settings):
         made.append(Remark("The runs were measured on different data: their errors cannot be compared.", grave=True))
     elif len({one.get("split.seed") for one in settings}) > 1 and any("validation" in run.sets for run in runs):
         made.append(Remark("The runs hold out different validation images (split.seed differs)."))
     if len({one.get("split.labels") for one in settings}) > 1:
         made.append(Remark("The runs had different numbers of labels."))
     return made
+
+
+def _same_data(settings: Sequence[Mapping[str, Any]]) -> bool:
+    return len({(one.get("data.source"), one.get("data.target")) for one in settings}) == 1
 
 
 def _figure(runs: Sequence[RunRecord], names: Sequence[str], images: str) -> Figure:
@@ -82,8 +86,8 @@ def _networks(runs: Sequence[RunRecord]) -> list[str]:
     return sorted(found, key=lambda name: ("student", "teacher", name).index(name))
 
 
-def _errors(runs: Sequence[RunRecord], names: Sequence[str], images: str) -> Table:
-    """Final errors; the lowest stands out on validation only, since choosing on test images would spoil them."""
+def _errors(runs: Sequence[RunRecord], names: Sequence[str], images: str, *, same_data: bool) -> Table:
+    """Final errors; the lowest on the same data stands out, on validation only: choosing on test images spoils them."""
     networks = _networks(runs)
     rows, finals = [], []
     for run, name in zip(runs, names, strict=True):
@@ -91,7 +95,7 @@ def _errors(runs: Sequence[RunRecord], names: Sequence[str], images: str) -> Tab
         finals.append([final.get(network) for network in networks])
         rows.append([words.readable(name), f"{run.epoch:g}", *(words.percent(error) for error in finals[-1])])
     strong: frozenset[tuple[int, int]] = frozenset()
-    if images == "validation":
+    if images == "validation" and same_data:
         known = [error for row in finals for error in row if error is not None]
         least = min(known, default=None)
         strong = frozenset(

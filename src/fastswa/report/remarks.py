@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fastswa.console import shown
 from fastswa.report.findings import Findings, Measured
 from fastswa.report.record import SETS, RunRecord
-from fastswa.report.words import listed, percent, plural, points
+from fastswa.report.words import listed, percent, plural
 
 FEW_IMAGES = 200
 # Points by which the model may differ from the run's own last figure: other arithmetic moves a few images.
@@ -98,10 +98,11 @@ def _of_the_measurement(run: RunRecord, found: Findings, measured: Measured) -> 
                 f"The model is hardly better than guessing ({percent(chance, 0)} errors would be chance).", grave=True
             )
         )
-    never = [found.classes[k] for k in range(len(found.classes)) if measured.matrix[:, k].sum() == 0]
+    shows = measured.matrix.sum(axis=1)
+    never = [name for k, name in enumerate(found.classes) if shows[k] and measured.matrix[:, k].sum() == 0]
     if never:
         made.append(Remark(f"The model never answers {listed(never)} on the {measured.images} images.", grave=True))
-    unseen = [found.classes[k] for k in range(len(found.classes)) if measured.matrix[k].sum() == 0]
+    unseen = [name for k, name in enumerate(found.classes) if not shows[k]]
     if unseen:
         made.append(Remark(f"There is no {measured.images} image of {listed(unseen)}."))
     made += _worse_averages(run, measured)
@@ -116,7 +117,7 @@ def _worse_averages(run: RunRecord, measured: Measured) -> list[Remark]:
         return []
     limit = 2 * standard_error(student, measured.count)
     return [
-        Remark(f"{shown(name)} is worse than the student by {points(error - student)} points.")
+        Remark(f"{shown(name)} is worse than the student by {error - student:.2f} points.")
         for name, error in final.items()
         if name != "student" and error - student > max(limit, 1e-9)
     ]

@@ -65,6 +65,8 @@ def setting(value: Any) -> str:
     """A setting's value as a person would type it."""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.10g}"
     if isinstance(value, list | tuple):
         return ",".join(setting(item) for item in value) or NONE
     return readable(str(value))
