@@ -125,7 +125,7 @@ def test_minutes_become_a_schedule_in_config_toml_and_resume_exactly(tmp_path: P
     config = RunFolder(tmp_path / "run").config()
     epochs, steps = config.schedule.epochs, config.batch.steps
     assert epochs >= 60
-    assert f"length: {epochs} epochs of {steps} steps" in answer.err
+    assert f"length: {epochs} epochs of {steps} step" in answer.err
     assert config.schedule.cycle == pytest.approx(epochs / 6, abs=1e-3)
     # Two seconds and a half; a machine with other work may need longer than it measured, but not many times as long.
     assert taken < 30
@@ -189,6 +189,20 @@ def test_a_short_time_is_not_spent_on_compiling(monkeypatch: pytest.MonkeyPatch)
     assert Budget(1.0).started_soon(asked_for) is asked_for
 
 
+@pytest.mark.parametrize("minutes", [float("inf"), float("nan"), 0.0, -1.0])
+def test_no_number_of_minutes_is_refused(minutes: float) -> None:
+    with pytest.raises(RequestError, match=rf"^--minutes: '{minutes}' is not a number of minutes above zero\.$"):
+        Budget(minutes)
+
+
+def test_a_minimum_of_seconds_is_not_called_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = Costs(start=0, step=0.03, image=0, checkpoint=0)
+    monkeypatch.setattr("fastswa.training.budget.measure", lambda trainer, seconds: quick)
+    trainer = make_trainer(tiny(), tmp_path / "run")
+    with pytest.raises(RequestError, match=r"so that even 60 steps need 0\.0[1-9] minutes; give more"):
+        Budget(0.001).schedule(trainer.config, trainer, print)
+
+
 def test_far_too_little_time_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Costs(start=0, step=10.0, image=0.5, checkpoint=0.1)
     monkeypatch.setattr("fastswa.training.budget.measure", lambda trainer, seconds: slow)
@@ -206,6 +220,9 @@ def test_a_run_that_did_not_get_its_time_is_told(
 ) -> None:
     """As when a step was measured while other work slowed the machine down."""
     assert Budget(5.0).remark(0.75 * 300) is None
+    # Of 12 seconds two are the report's, which is made after this is asked.
+    assert Budget(0.2, report=True).remark(7.0) is None
+    assert (Budget(0.2).remark(7.0) or "").startswith("it took 0.12 of its 0.2 minutes: ")
     slow = Costs(start=0, step=5.0, image=1e-6, checkpoint=0)
     monkeypatch.setattr("fastswa.training.budget.measure", lambda trainer, seconds: slow)
     words = ["train", "digits-pi", "--minutes", "6", "--model.width", "4", "--no-report", "--out", tmp_path / "run"]

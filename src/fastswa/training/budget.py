@@ -6,6 +6,7 @@ that a resume repeats it and never measures again.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from fastswa.config import AverageConfig, Config, resolved
 from fastswa.errors import RequestError
 from fastswa.evaluate import Evaluator
 from fastswa.report import LOOKED_AT
+from fastswa.report.words import plural
 from fastswa.training.device import Compute, choose_compute
 from fastswa.training.loop import Trainer
 from fastswa.training.state import preserved
@@ -65,6 +67,8 @@ class Budget:
     _changes: Callable[[Config], Config] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if not 0 < self.minutes < math.inf:
+            raise RequestError(f"--minutes: '{self.minutes}' is not a number of minutes above zero.")
         for name in DECIDED:
             if name in self.given:
                 raise RequestError(f"--minutes and {name} both say how long to train; give one of them.")
@@ -100,25 +104,28 @@ class Budget:
                 given=self.given,
             )
             if shape.seconds > max(left, 0.0) + seconds:
+                least = seconds - left + shape.seconds
                 raise RequestError(
                     f"--minutes {self.minutes:g} is too short: a step takes {seconds_text(costs.step)} here and "
                     f"measuring a network {seconds_text(images * costs.image)}, so that even {FEWEST_EPOCHS} steps "
-                    f"need {(seconds - left + shape.seconds) / 60:.1f} minutes; give more, or a smaller --data.size."
+                    f"need {least / 60:.{1 if least >= 6 else 2}f} minutes; give more, or a smaller --data.size."
                 )
             late = " (the shortest run there is)" if shape.seconds > left else ""
             tell(
-                f"length: {shape.epochs} epochs of {shape.steps} steps, {seconds_text(costs.step)} each as measured, "
-                f"to end within {self.minutes:g} min{late}"
+                f"length: {shape.epochs} epochs of {plural(shape.steps, 'step')}, {seconds_text(costs.step)} each as "
+                f"measured, to end within {self.minutes:g} min{late}"
             )
             self._changes = shape.applied
         return self._changes(config)
 
     def remark(self, seconds: float) -> str | None:
-        """What to say of a run that took so long, if it did not get the time it was given."""
+        """What to say of a run that took so long but for its report, if it did not get the time it was given."""
+        seconds += REPORT * self.report
         if seconds >= 60 * ENOUGH * self.minutes:
             return None
+        taken = f"{seconds / 60:.{1 if self.minutes >= 1 else 2}f}"
         return (
-            f"it took {seconds / 60:.1f} of its {self.minutes:g} minutes: other work slowed the measured steps down; "
+            f"it took {taken} of its {self.minutes:g} minutes: other work slowed the measured steps down; "
             "train again where nothing else runs."
         )
 
