@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 import time
@@ -101,7 +102,7 @@ class ConsoleWatcher:
         if report is not None and not as_json:
             print(f"{path}: the report is {report}")
         if not finished:
-            say(f"stopped and saved; go on with `fastswa resume {path}`.")
+            say(f"stopped and saved; go on with `fastswa resume {shlex.quote(str(path))}`.")
         return 1 if self.interrupted and not finished else 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -310,7 +311,7 @@ def find_model(path: Path, network: str | None = None) -> Path:
     file = path / "model.safetensors"
     if not file.is_file():
         if (path / "config.toml").is_file():
-            raise RequestError(f"{path} has no model yet; finish it with `fastswa resume {path}`.")
+            raise RequestError(f"{path} has no model yet; finish it with `fastswa resume {shlex.quote(str(path))}`.")
         several = sorted(path.glob("seed-*/config.toml"))
         if several:
             raise RequestError(f"{path} holds the runs of several seeds; name one, such as {several[0].parent}.")

@@ -97,6 +97,14 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     )
 
 
+def test_a_command_to_go_on_with_can_be_copied(tmp_path: Path, command: Command) -> None:
+    run = tmp_path / "my run"
+    train(tiny(), run, StoppingWatcher(stop=2))
+    for words in (["train", "digits-pi", "--out", run], ["predict", run, run], ["evaluate", run]):
+        answer = command(*words)
+        assert (answer.code, f"`fastswa resume '{run}'`" in answer.err) == (2, True), answer.err
+
+
 def test_metrics_end_where_a_kill_tore_them(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     assert folder.metrics() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ def report_after_training(out: Path, results: Sequence[RunResult], say: Callable
         made = [write_report(path).report for path in runs]
         return made[0] if len(made) == 1 else write_comparison(runs, out / "report.html").report
     except KeyboardInterrupt:
-        say(f"stopped before the report was made; `fastswa report {out}` makes it.")
+        say(f"stopped before the report was made; `fastswa report {shlex.quote(str(out))}` makes it.")
     except Exception as error:
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         say(f"no report was made: {reason}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,7 +43,7 @@ class RunFolder:
         """Refuse a folder that already holds a run."""
         if any((self.path / name).exists() for name in ("config.toml", "metrics.jsonl", "checkpoint")):
             raise RequestError(
-                f"{self.path} already holds a run; continue it with `fastswa resume {self.path}` "
+                f"{self.path} already holds a run; continue it with `fastswa resume {shlex.quote(str(self.path))}` "
                 "or choose another --out."
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -132,7 +133,7 @@ class OldRun:
             if name not in RESUMABLE:
                 raise RequestError(
                     f"{name} cannot change on resume (only {', '.join(RESUMABLE)}); "
-                    f"`fastswa train --from {self.path} --{name} …` forks the run instead."
+                    f"`fastswa train --from {shlex.quote(str(self.path))} --{name} …` forks the run instead."
                 )
         return build_config(file_layer(self.path / "config.toml"), self.changes)
 
@@ -373,7 +374,7 @@ def evaluate_run(path: Path, device: str = "auto", *, flips: bool = False) -> di
     config = config.model_copy(update={"device": looking_on(device, config.device)})
     files = sorted((path / "models").glob("*.safetensors"))
     if not files:
-        raise RequestError(f"{path} holds no models yet; finish it with `fastswa resume {path}`.")
+        raise RequestError(f"{path} holds no models yet; finish it with `fastswa resume {shlex.quote(str(path))}`.")
     compute = choose_compute(config.device)
     figures: dict[str, dict[str, dict[str, float]]] = {}
     with settings_of(compute, config.device.threads):
