@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from conftest import Command
 from fastswa.check import CheckReport, find_duplicates, print_report
 from fastswa.check import check_data as check_and_time
 from fastswa.data.images import Dataset, ImageSet
@@ -227,6 +228,25 @@ def test_the_time_of_the_default_run_is_measured(tmp_path: Path) -> None:
     assert f"time: a step takes {1e3 * step:.3g} ms (measured on " in text or step >= 1
     assert "`--minutes M` trains for as long as you say" in text
     assert json.loads(json.dumps(report.to_dict()))["time"] == report.time
+
+
+def test_large_images_without_a_gpu_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = {"how": "measured on cpu", "step_seconds": 1.0, "epoch_seconds": 25.0, "epochs": 60, "run_minutes": 25.0}
+    monkeypatch.setattr("fastswa.check._time", lambda source, dataset: spent)
+    source = str(folder(tmp_path, 20, 5))
+    note = "images of 96 pixels take long on a CPU; --data.size 64 would be several times faster."
+    assert check_and_time(source, options=Options(size=(96, 96))).notes[-1] == note
+    assert note not in check_and_time(source, options=Options(size=(64, 64))).notes
+
+
+def test_what_training_calls_a_setting_will_do(tmp_path: Path, command: Command) -> None:
+    source = folder(tmp_path, 20, 5)
+    (tmp_path / "unlabeled" / "0.png").write_bytes(b"nothing")
+    words = ["--data.size", "16", "--data.channels", "rgb", "--data.skip_bad", "--json"]
+    answer = command("check", source, *words)
+    assert answer.code == 0, answer.err
+    assert json.loads(answer.out)["shape"] == [3, 16, 16]
+    assert command("check", source, "--data.size", "16").code == 1  # the damaged image
 
 
 def test_no_time_is_measured_where_training_would_be_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from fastswa.data.cache import as_dataset, prepare, refusal
 from fastswa.data.images import UNLABELLED, Dataset, ImageFiles, ImageSet
 from fastswa.data.plan import Options, Plan, Shape
 from fastswa.data.sources import SOURCES, list_files, load
+from fastswa.defaults import LARGE, slow
 from fastswa.errors import RequestError
 
 FEW = 3
@@ -114,6 +115,9 @@ def check_data(
     batch = _batch(source, dataset, problems)
     own = source not in SOURCES
     notes += _notes(dataset, counts, duplicates, own, held_out=batch is None or batch["validation"] > 0)
+    spent = _time(source, dataset) if timing and own and batch is not None and not problems else None
+    if spent is not None and spent["how"] == "measured on cpu" and (side := min(train.shape[1:])) >= LARGE:
+        notes.append(f"{slow(side)}.")
     return CheckReport(
         source=source,
         labelled=int(counts.sum()),
@@ -125,7 +129,7 @@ def check_data(
         sizes=sizes_of(plan, train.shape),
         duplicates=duplicates,
         batch=batch,
-        time=_time(source, dataset) if timing and own and batch is not None and not problems else None,
+        time=spent,
         unreadable=unreadable,
         ignored=ignored,
         prepared=prepared_at,

@@ -206,6 +206,11 @@ def _evaluation_batch(side: int) -> int:
     return max(min(1000, 1000 * 32**2 // side**2), 20)
 
 
+def slow(side: int) -> str:
+    """What to say where images of LARGE pixels or more are to be trained on without a GPU."""
+    return f"images of {side} pixels take long on a CPU; --data.size 64 would be several times faster"
+
+
 def described(config: Config, dataset: Dataset, *, gpu: bool, timed: bool = False) -> list[str]:
     """What will be trained, on what and how, in a few plain lines that name the settings to change it by.
 
@@ -233,13 +238,11 @@ def described(config: Config, dataset: Dataset, *, gpu: bool, timed: bool = Fals
     flips += ", as grey images are often digits or letters" if holding.grey and not augment.flip else ""
     strong = ", and strong ones (augment.operations)" if method_class(method.name).strong_views else ""
     lines.append(
-        f"network: {config.model.name} (model.name); views: shifted by up to {augment.translate} pixels "
-        f"(augment.translate), {flips} (augment.flip){strong}"
+        f"network: {config.model.name} (model.name); views: shifted by up to {augment.translate} "
+        f"{'pixel' if augment.translate == 1 else 'pixels'} (augment.translate), {flips} (augment.flip){strong}"
     )
     if not gpu and holding.side >= LARGE:
-        lines.append(
-            f"images of {holding.side} pixels take long on a CPU; --data.size 64 would be several times faster"
-        )
+        lines.append(slow(holding.side))
     consistency = "" if supervised else f", consistency weight {method.weight:g} (method.weight)"
     labelled = "" if supervised else f", {batch.labelled} of them labelled (batch.labelled)"
     balanced = ", each class equally often (batch.balanced)" if batch.balanced else ""

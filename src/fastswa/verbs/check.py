@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from fastswa.data.plan import Options
 
 PAGE = "check.html"
+# What `fastswa train` calls the same.
+_SETTINGS = {"--data.size": "--size", "--data.channels": "--channels", "--data.skip_bad": "--skip-bad"}
 
 
 def run(arguments: Arguments) -> int:
@@ -20,6 +22,7 @@ def run(arguments: Arguments) -> int:
     from fastswa.data.plan import CHANNELS, Options
 
     source = arguments.target("folder, manifest, .npz file or data set")
+    arguments.options |= {_SETTINGS[name]: value for name, value in arguments.options.items() if name in _SETTINGS}
     side = arguments.whole("--size", 0) if "--size" in arguments else None
     word = arguments.options.get("--channels", "auto")
     if word not in CHANNELS:
@@ -82,10 +85,12 @@ VERB = Verb(
         "--data.target": True,
         "--data.aliases": True,
         "--out": True,
+        **{name: name != "--data.skip_bad" for name in _SETTINGS},
         **COMMON,
     },
     details=(
         "DATA: a folder with labeled/CLASS/… and unlabeled/…, a .csv/.tsv manifest, an .npz file, or digits.\n"
+        "--data.size, --data.channels and --data.skip_bad (or --size, --channels, --skip-bad) are as in training.\n"
         "--data.target TARGET compares DATA with the images of another domain and writes a page with some of both\n"
         f"({PAGE}, or --out FILE); --data.aliases automobile=car says which classes are the same."
     ),
