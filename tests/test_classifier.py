@@ -212,6 +212,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "features for images": (lambda: Classifier(model="perceptron").fit(X3, Y), "takes feature vectors, not images"),
     "method": (lambda: Classifier("mean-techer").fit(X3, Y), "unknown method 'mean-techer'; did you mean mean-teacher"),
     "setting": (lambda: Classifier(settings={"augmnt": {}}).fit(X3, Y), "unknown setting augmnt; did you mean augment"),
+    "misspelt": (
+        lambda: Classifier("pi", settings={"method": {"wieght": 1}}).fit(X3, Y),
+        "unknown setting method.wieght; did you mean weight",
+    ),
     "no effect": (lambda: Classifier("pi", settings={"method": {"xi": 1}}).fit(X3, Y), "method.xi has no effect"),
     "both lengths": (lambda: Classifier(minutes=1, epochs=2).fit(X3, Y), "both say how long to train"),
     "epochs twice": (lambda: Classifier(epochs=2, settings={"schedule": {"epochs": 3}}).fit(X3, Y), "give one of them"),

@@ -38,12 +38,12 @@ WRONG = {
     "trian": "unknown command 'trian'; did you mean train?",
     "--verion": "unknown command '--verion'; " + nearest("--verion", cli.VERBS),
     "train digits-mean-teacher --model cnn13": "model.name: cnn13 takes images of at least 12x12, not 8x8.",
-    "train": "name a recipe (`fastswa recipes` lists them), or give --config FILE or --from RUN.",
+    "train": ("name a folder of images or a recipe (`fastswa recipes` lists them), --config FILE or --from RUN."),
     "train digits-meen-teacher": "unknown recipe 'digits-meen-teacher'; did you mean digits-mean-teacher?",
     "train my-imagse": (
         "unknown recipe 'my-imagse'; nor is there a folder or file of that name (`fastswa recipes` lists the recipes)."
     ),
-    "train digits-pi digits-mean-teacher": "name one recipe, not 2.",
+    "train digits-pi digits-mean-teacher": "name one folder of images or recipe, not 2.",
     "train digits-pi --seed 3 digits": "unexpected argument 'digits'; what to work on comes first after the verb.",
     f"{TRAIN} --method qqqqqq": f"unknown method 'qqqqqq'; there are: {METHODS}.",
     f"{TRAIN} --method mean-teachr": "unknown method 'mean-teachr'; did you mean mean-teacher?",

@@ -65,10 +65,12 @@ def recipe_layer(name: str) -> Layer:
 
 def target_layer(name: str) -> Layer:
     """The settings behind a recipe's name, or behind a folder or file of one's own data."""
-    from fastswa.data.sources import is_own_data
+    from fastswa.data.sources import is_own_data, refuse_other_file
 
-    if name not in recipe_names() and is_own_data(name):
-        return own_data_layer(name)
+    if name not in recipe_names():
+        if is_own_data(name):
+            return own_data_layer(name)
+        refuse_other_file(name, Path(name))
     neither = "nor is there a folder or file of that name (`fastswa recipes` lists the recipes)."
     return _parse_toml(recipe_text(name, neither), f"recipe {name}")
 

@@ -255,9 +255,12 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
     text = tmp_path / "text.png"
     text.write_text("not an image")
     gif = save(tmp_path, Image.new("L", (2, 2)), "gif.png", format="GIF")
+    empty = tmp_path / "empty.png"
+    empty.touch()
     for path, words in (
         (str(text), "is not a JPEG, PNG, WebP or BMP image"),
         (gif, "is not a JPEG, PNG, WebP or BMP image"),
+        (str(empty), "is an empty file"),
         (str(tmp_path / "none.png"), "there is no such file"),
         (str(tmp_path), "is a folder, not an image"),
     ):

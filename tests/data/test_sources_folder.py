@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import unicodedata
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from fastswa.data.images import PathTable
 from fastswa.data.sources import is_own_data, load
 from fastswa.data.sources.folder import list_folder
 from fastswa.errors import RequestError
+from fastswa.layers import target_layer
 
 
 def put(root: Path, *names: str) -> Path:
@@ -160,6 +162,18 @@ def test_no_such_folder(tmp_path: Path) -> None:
         list_folder(tmp_path / "absent")
     with pytest.raises(RequestError, match=r"^mine/images: there is no such folder or file\.$"):
         load("mine/images", tmp_path)
+
+
+def test_a_file_of_another_kind_is_not_said_to_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path, "mine/one.png")
+    shutil.copy("mine/one.png", "one.png")
+    own = r"is a file of another kind; images of your own come as a folder, a \.csv/\.tsv manifest or an \.npz file\.$"
+    for name in ("one.png", "mine/one.png"):
+        with pytest.raises(RequestError, match=f"^{name} {own}"):
+            load(name, tmp_path)
+    with pytest.raises(RequestError, match=f"^one.png {own}"):
+        target_layer("one.png")
 
 
 def test_what_counts_as_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

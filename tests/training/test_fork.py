@@ -214,7 +214,7 @@ def test_the_command_forks(command: Command, finished: Path, tmp_path: Path) -> 
     assert refused == (
         2,
         "",
-        "fastswa: name a recipe (`fastswa recipes` lists them), or give --config FILE or --from RUN.\n",
+        "fastswa: name a folder of images or a recipe (`fastswa recipes` lists them), --config FILE or --from RUN.\n",
     )
 
 

@@ -267,6 +267,8 @@ def _refusal(path: str, error: Exception) -> RequestError:
     if isinstance(error, IsADirectoryError):
         return RequestError(f"{path} is a folder, not an image.")
     if isinstance(error, UnidentifiedImageError):
+        if os.path.isfile(path) and not os.path.getsize(path):
+            return RequestError(f"{path} is an empty file.")
         return RequestError(f"{path} is not a JPEG, PNG, WebP or BMP image, or its beginning is damaged.")
     if isinstance(error, OSError) and error.errno is not None:
         return RequestError(f"{path} cannot be read: {error.strerror}.")

@@ -40,7 +40,7 @@ def build(config: MethodConfig, *, images: int, classes: int) -> Method:
 
 
 def refuse_unused(name: str, settings: Iterable[str]) -> None:
-    """Refuse settings of [method] that a person gave and that the method `name` does not read."""
-    for setting in sorted(settings):
+    """Refuse settings of [method] that a person gave and that the method `name` does not read, of those that exist."""
+    for setting in sorted(set(settings) & MethodConfig.model_fields.keys()):
         if setting != "name" and setting not in method_class(name).settings:
             raise RequestError(f"method.{setting} has no effect on the method {name}; leave it out.")

@@ -32,7 +32,7 @@ def run(arguments: Arguments) -> int:
     unfitted = [shown(result.network) for result in results if result.temperature is None]
     if unfitted:
         names = ", ".join(unfitted)
-        say(f"every validation image is classified right, or hardly any, by {names}: the temperature stays at 1.")
+        say(f"{names}: all right on the validation images, or no better than guessing; the temperature stays at 1.")
     if images < FEW and len(unfitted) < len(results):
         say(f"{images} validation images are few: the temperatures are rough.")
     return 0

@@ -18,7 +18,7 @@ def run(arguments: Arguments) -> int:
     layers: list[dict[str, Any]] = []
     name = None
     if arguments.targets:
-        name = arguments.target("recipe")
+        name = arguments.target("folder of images or recipe")
         layers.append(target_layer(name))
     if "--config" in arguments:
         layers.append(file_layer(Path(arguments.options["--config"])))
@@ -26,7 +26,9 @@ def run(arguments: Arguments) -> int:
     if not layers:
         parent = flags.get("start", {}).get("run")
         if parent is None:
-            raise RequestError("name a recipe (`fastswa recipes` lists them), or give --config FILE or --from RUN.")
+            raise RequestError(
+                "name a folder of images or a recipe (`fastswa recipes` lists them), --config FILE or --from RUN."
+            )
         from fastswa.training.run import parent_layer
 
         layers.append(parent_layer(parent))

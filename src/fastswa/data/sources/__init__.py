@@ -25,6 +25,7 @@ SOURCES: dict[str, str] = {
     "usps": "fastswa.data.sources.mnist:load_usps",
 }
 MANIFESTS = (".csv", ".tsv")
+_OWN = "a folder, a .csv/.tsv manifest or an .npz file"
 
 
 def load(source: str, root: Path, options: Options | None = None) -> Dataset:
@@ -67,13 +68,19 @@ def list_files(source: str, root: Path, options: Options | None = None) -> Image
         from fastswa.data.sources.folder import list_folder
 
         return list_folder(path)
+    refuse_other_file(source, path)
     if is_own_data(source):
         raise RequestError(f"{source}: there is no such folder or file.")
     known = ", ".join(SOURCES)
     near = difflib.get_close_matches(source.lower(), SOURCES, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    own = "a folder, a .csv/.tsv manifest or an .npz file"
-    raise RequestError(f"there is no data source {source!r} (known: {known}, or {own}){hint}")
+    raise RequestError(f"there is no data source {source!r} (known: {known}, or {_OWN}){hint}")
+
+
+def refuse_other_file(source: str, path: Path) -> None:
+    """RequestError where there is a file, but of no kind that images come in."""
+    if path.is_file():
+        raise RequestError(f"{source} is a file of another kind; images of your own come as {_OWN}.")
 
 
 def is_own_data(source: str) -> bool:
