@@ -2,9 +2,8 @@
 
 An image gets `count` draws from OPERATIONS, each with a magnitude of its own (the ranges are FixMatch's). All draws
 that move pixels come first, as one map from places in the view to places in the image, so that they cost one gather;
-the others follow in their order. Most of them give a pixel by its own value alone: they become one table of 256
-entries for each image and channel, and looking it up is a second gather. No operation runs on its own, none makes a
-shape depend on what was drawn.
+the others follow in their order. On a CPU each is done to the images that drew it. Where a step is captured or
+compiled no shape may depend on what was drawn, and each is done to all; a kernel (kernels/strong.py) spares a GPU that.
 
 Factors are multiples of powers of two, so that every product and sum is exact: whatever order or fusion an engine
 computes them in, the same pixels come out.
@@ -13,6 +12,7 @@ computes them in, the same pixels come out.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -104,14 +104,18 @@ def _mapped(one: Draw, x: Tensor, y: Tensor, height: int, width: int) -> tuple[T
 
 def recoloured(images: Tensor, one: Draw) -> Tensor:
     """The images (B, H, W, C) uint8 after those operations that leave every pixel in its place."""
-    each = one.shaped(1, 1, 1)
-    grey = luminance(images)
-    numbers = torch.arange(images.shape[0], device=images.device).view(-1, 1, 1, 1)
-    channels = torch.arange(images.shape[3], device=images.device)
-    looked_up = _tables(images, grey, one)[numbers, channels, images.long()]
-    other = torch.where(each.where("colour"), grey[..., None], smoothed(images))
-    mixed = _mixed(other, images, each.strength)
-    return torch.where(each.where("colour") | each.where("sharpness"), mixed, looked_up)
+    found = images
+    if images.is_cuda or torch.compiler.is_compiling():
+        each = one.shaped(1, 1, 1)
+        for name, work in _RECOLOURING.items():
+            found = torch.where(each.where(name), work(images, each.strength), found)
+        return found
+    for name, work in _RECOLOURING.items():
+        rows = one.where(name).nonzero().flatten()
+        if len(rows):
+            changed = work(images[rows], one.strength[rows].view(-1, 1, 1, 1))
+            found = found.index_copy(0, rows, changed)
+    return found
 
 
 def luminance(images: Tensor) -> Tensor:
@@ -146,47 +150,73 @@ def _mixed(other: Tensor, images: Tensor, strength: Tensor) -> Tensor:
     return (((other << 20) + kept * (own - other) + 256) >> 20).to(torch.uint8)
 
 
-def _tables(images: Tensor, grey: Tensor, one: Draw) -> Tensor:
-    """What becomes of each value 0 to 255, for each image and channel: (B, C, 256) uint8."""
-    each = one.shaped(1, 1)
-    values = torch.arange(256, dtype=torch.int32, device=images.device)
+def _brightness(images: Tensor, strength: Tensor) -> Tensor:
+    return _mixed(images.new_zeros(()), images, strength)
+
+
+def _contrast(images: Tensor, strength: Tensor) -> Tensor:
+    grey = luminance(images)
     pixels = grey[0].numel()
     mean = (2 * grey.sum(dim=(1, 2)) + pixels) // (2 * pixels)
-    toward = torch.where(each.where("contrast"), mean.view(-1, 1, 1), 0)
-    limit = (256 * each.strength).to(torch.int32)
-    lost = ((MOST_BITS_LOST + 1) * each.strength).to(torch.int32)
+    return _mixed(mean.view(-1, 1, 1, 1), images, strength)
+
+
+def _colour(images: Tensor, strength: Tensor) -> Tensor:
+    return _mixed(luminance(images)[..., None], images, strength)
+
+
+def _sharpness(images: Tensor, strength: Tensor) -> Tensor:
+    return _mixed(smoothed(images), images, strength)
+
+
+def _solarise(images: Tensor, strength: Tensor) -> Tensor:
+    wide, limit = images.to(torch.int32), (256 * strength).to(torch.int32)
+    return torch.where(wide < limit, wide, 255 - wide).to(torch.uint8)
+
+
+def _posterise(images: Tensor, strength: Tensor) -> Tensor:
+    wide, lost = images.to(torch.int32), ((MOST_BITS_LOST + 1) * strength).to(torch.int32)
+    return ((wide >> lost) << lost).to(torch.uint8)
+
+
+def _autocontrast(images: Tensor, strength: Tensor) -> Tensor:
     # Of 32-bit integers: compiled code finds other bounds of 8-bit ones that it has just made (torch 2.13, CPU).
     wide = images.to(torch.int32)
-    low, high = wide.amin(dim=(1, 2))[..., None], wide.amax(dim=(1, 2))[..., None]
-    stretched = ((values - low) * 255 // (high - low).clamp(min=1)).clamp(0, 255)
-    tables = values.expand(*low.shape[:2], 256)
-    for name, table in {
-        "solarise": torch.where(values < limit, values, 255 - values),
-        "posterise": (values >> lost) << lost,
-        "autocontrast": torch.where(high > low, stretched, values),
-        "equalise": _equalising(images, high),
-    }.items():
-        tables = torch.where(each.where(name), table, tables)
-    faded = each.where("brightness") | each.where("contrast")
-    return torch.where(faded, _mixed(toward, values, each.strength), tables.to(torch.uint8))
+    low, high = wide.amin(dim=(1, 2), keepdim=True), wide.amax(dim=(1, 2), keepdim=True)
+    stretched = (wide - low) * 255 // (high - low).clamp(min=1)
+    return torch.where(high > low, stretched, wide).to(torch.uint8)
 
 
-def _equalising(images: Tensor, high: Tensor) -> Tensor:
-    """The table (B, C, 256) int32 under which each value comes equally often, as nearly as can be.
+def _equalise(images: Tensor, strength: Tensor) -> Tensor:
+    """Each value comes equally often, as nearly as can be: a table of 256 entries for each image and channel.
 
-    A step is the number of pixels that one level of the result stands for; the pixels of the `high`est value do not
+    A step is the number of pixels that one level of the result stands for; the pixels of the highest value do not
     count towards it. Images of fewer than 256 pixels stay as they are: their step is 0.
     """
     count, height, width, channels = images.shape
+    wide = images.long()
     first = 256 * torch.arange(count * channels, device=images.device).view(count, 1, 1, channels)
     histogram = torch.zeros(count * channels * 256, dtype=torch.int32, device=images.device)
     ones = torch.ones(images.numel(), dtype=torch.int32, device=images.device)
-    histogram = histogram.scatter_add(0, (first + images).flatten(), ones).view(count, channels, 256)
-    step = (height * width - histogram.gather(2, high.long())) // 255
+    histogram = histogram.scatter_add(0, (first + wide).flatten(), ones).view(count, channels, 256)
+    step = (height * width - histogram.gather(2, wide.amax(dim=(1, 2))[..., None])) // 255
     below = histogram.cumsum(dim=2, dtype=torch.int32) - histogram
     table = ((step // 2 + below) // step.clamp(min=1)).clamp(max=255)
     values = torch.arange(256, dtype=torch.int32, device=images.device)
-    return torch.where(step > 0, table, values)
+    table = torch.where(step > 0, table, values).to(torch.uint8)
+    return table.flatten()[first + wide]
+
+
+_RECOLOURING: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "brightness": _brightness,
+    "contrast": _contrast,
+    "colour": _colour,
+    "sharpness": _sharpness,
+    "solarise": _solarise,
+    "posterise": _posterise,
+    "autocontrast": _autocontrast,
+    "equalise": _equalise,
+}
 
 
 def cut_side(height: int, width: int, part: float) -> int:

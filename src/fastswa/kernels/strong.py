@@ -88,7 +88,7 @@ def _smoothed(value, place, row, column, height, width):
 
 @triton.jit
 def _stretched(value, inside):
-    """Autocontrast of one channel."""
+    """strong._autocontrast of one channel."""
     low, high = tl.min(tl.where(inside, value, 255), 0), tl.max(tl.where(inside, value, 0), 0)
     stretched = (value - low) * 255 // tl.maximum(high - low, 1)
     return tl.where(high > low, tl.minimum(tl.maximum(stretched, 0), 255), value)
@@ -96,7 +96,7 @@ def _stretched(value, inside):
 
 @triton.jit
 def _equalised(value, inside, pixels):
-    """strong._equalising of one channel, looked up."""
+    """strong._equalise of one channel."""
     levels = tl.arange(0, 256)
     histogram = tl.histogram(value, 256, mask=inside)
     high = tl.max(tl.where(inside, value, 0), 0)
