@@ -222,12 +222,13 @@ def strong_view(
     """
     _, height, width, channels = pixels.shape
     out = _empty(pixels, index)
-    block = triton.next_power_of_2(height * width)
+    # No more threads than pixels: each pixel is counted by one.
+    block = max(triton.next_power_of_2(height * width), 64)
     # As written, product by product: fused ones would round otherwise than tensor operations do.
     _strong_kernel[(len(index),)](
         pixels, index, out, words, scale, shift, *constants, translate, side, len(index), height, width,
         FLIP=flip, TRANSLATE=translate > 0, DRAWS=draws, CUT=side > 0, CHANNELS=channels, BLOCK=block,
-        num_warps=min(max(block // 128, 4), 32), enable_fp_fusion=False,
+        num_warps=min(max(block // 128, 1), 32), enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
