@@ -125,7 +125,7 @@ def test_minutes_become_a_schedule_in_config_toml_and_resume_exactly(tmp_path: P
     config = RunFolder(tmp_path / "run").config()
     epochs, steps = config.schedule.epochs, config.batch.steps
     assert epochs >= 60
-    assert f"length: {epochs} epochs of {steps} step" in answer.err
+    assert f"length: {epochs} epochs of {steps} steps" in answer.err
     assert config.schedule.cycle == pytest.approx(epochs / 6, abs=1e-3)
     # Two seconds and a half; a machine with other work may need longer than it measured, but not many times as long.
     assert taken < 30

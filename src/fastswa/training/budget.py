@@ -21,7 +21,6 @@ from fastswa.config import AverageConfig, Config, resolved
 from fastswa.errors import RequestError
 from fastswa.evaluate import Evaluator
 from fastswa.report import LOOKED_AT
-from fastswa.report.words import plural
 from fastswa.training.device import Compute, choose_compute
 from fastswa.training.loop import Trainer
 from fastswa.training.state import preserved
@@ -112,8 +111,8 @@ class Budget:
                 )
             late = " (the shortest run there is)" if shape.seconds > left else ""
             tell(
-                f"length: {shape.epochs} epochs of {plural(shape.steps, 'step')}, {seconds_text(costs.step)} each as "
-                f"measured, to end within {self.minutes:g} min{late}"
+                f"length: {shape.epochs} epochs of {shape.steps} steps, {seconds_text(costs.step)} each as measured, "
+                f"to end within {self.minutes:g} min{late}"
             )
             self._changes = shape.applied
         return self._changes(config)
