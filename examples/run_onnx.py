@@ -1,7 +1,8 @@
 """python examples/run_onnx.py MODEL.onnx IMAGES|FOLDER…: an exported model at work, with nothing of fastswa beside it.
 
-Prints path,label,confidence for each image, as `fastswa predict` does. Images of another size than the model's are
-scaled and cropped as they were for training. Needs onnxruntime, NumPy and Pillow.
+Prints path,label,confidence for each image, as `fastswa predict` does; what cannot be read is named on standard error
+and left out. Images of another size or kind than the model's are made like those that it was trained on. Needs
+onnxruntime, NumPy and Pillow.
 """
 
 from __future__ import annotations
@@ -21,10 +22,21 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
 BATCH = 256
 
 
+def plain(image: Image.Image, mode: str) -> Image.Image:
+    """The picture in 8 bits and the colours of `mode`: 16-bit grey scaled down, transparent pixels on white."""
+    if image.mode.startswith("I"):
+        wide = np.clip(np.asarray(image).astype(np.int64), 0, 65535)
+        return Image.fromarray(((wide + 128) // 257).astype(np.uint8)).convert(mode)
+    if "transparency" in image.info or image.mode in ("LA", "La", "PA", "RGBA", "RGBa"):
+        page = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(page, image.convert("RGBA")).convert("RGB")
+    return (image if image.mode == "L" else image.convert("RGB")).convert(mode)
+
+
 def read(path: Path, channels: int, height: int, width: int) -> np.ndarray:
     """(channels, height, width) uint8: upright, in the model's colours, the shorter side fitted, the overhang cut."""
     with Image.open(path) as opened:
-        image = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
+        image = plain(ImageOps.exif_transpose(opened), "L" if channels == 1 else "RGB")
     if image.size != (width, height):
         scale = min(image.width / width, image.height / height)
         left, top = max(image.width - width * scale, 0) / 2, max(image.height - height * scale, 0) / 2
@@ -34,13 +46,24 @@ def read(path: Path, channels: int, height: int, width: int) -> np.ndarray:
 
 
 def classified(model: Path, files: Sequence[Path]) -> Iterator[tuple[Path, str, float]]:
-    """Each file with its likeliest class and how sure the model is of it."""
+    """Each file that can be read with its likeliest class and how sure the model is of it."""
     session = onnxruntime.InferenceSession(model)
     about = json.loads(session.get_modelmeta().custom_metadata_map["fastswa"])
-    _, channels, height, width = about["input"]["shape"]
+    last = about["input"]["layout"] == "NHWC"
+    _, *shape = about["input"]["shape"]
+    channels, height, width = (shape[2], *shape[:2]) if last else shape
     for start in range(0, len(files), BATCH):
-        some = files[start : start + BATCH]
-        pixels = np.stack([read(file, channels, height, width) for file in some])
+        some = {}
+        for file in files[start : start + BATCH]:
+            try:
+                some[file] = read(file, channels, height, width)
+            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+                print(f"{file} is left out: {error}", file=sys.stderr)
+        if not some:
+            continue
+        pixels = np.stack(list(some.values()))
+        if last:
+            pixels = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
         (probabilities,) = session.run(["probabilities"], {"images": pixels})
         for file, row in zip(some, probabilities, strict=True):
             yield file, about["classes"][row.argmax()], float(row.max())
@@ -51,6 +74,9 @@ def main() -> int:
     parser.add_argument("model", type=Path)
     parser.add_argument("images", type=Path, nargs="+")
     arguments = parser.parse_args()
+    for path in (arguments.model, *arguments.images):
+        if not path.exists():
+            parser.error(f"{path}: there is no such file or folder.")
     files: list[Path] = []
     for path in arguments.images:
         inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -39,22 +40,40 @@ def test_the_plain_loop_prints_three_networks() -> None:
     assert max(found.values()) < 50
 
 
-def test_an_exported_model_says_alone_what_fastswa_says(finished: Path, command: Command, tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
+def pictures(folder: Path) -> None:
+    """Forty digits as PNG files of several sizes, shapes, colours and depths, some of them partly transparent."""
     digits = load_digits().test
     assert digits is not None
-    (tmp_path / "images").mkdir()
+    folder.mkdir()
     for number, pixels in enumerate(digits.pixels[:40, 0]):
-        # Some of another size or shape, some in colour.
         image = Image.fromarray(pixels).resize([(8, 8), (20, 20), (13, 31), (9, 8)][number % 4])
-        image.convert("RGB" if number % 8 == 1 else "L").save(tmp_path / "images" / f"{number:02}.png")
-    assert command("export", finished, "--out", tmp_path / "model.onnx").code == 0
+        kind = ("L", "RGB", "I;16", "RGBA", "LA", "P", "I", "CMYK")[number // 4 % 8]
+        if kind.startswith("I"):
+            wide = np.asarray(image).astype(np.uint16) * 257
+            image = Image.fromarray(wide)
+        elif kind in ("RGBA", "LA"):
+            image = image.convert(kind)
+            image.putalpha(Image.linear_gradient("L").resize(image.size))
+        else:
+            image = image.convert(kind)
+        image.save(folder / (f"{number:02}.jpg" if kind == "CMYK" else f"{number:02}.png"))
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_an_exported_model_says_alone_what_fastswa_says(
+    layout: str, finished: Path, command: Command, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    pictures(tmp_path / "images")
+    (tmp_path / "images" / "damaged.png").write_bytes(b"nothing")
+    assert command("export", finished, "--layout", layout, "--out", tmp_path / "model.onnx").code == 0
     words = [sys.executable, str(EXAMPLES / "run_onnx.py"), str(tmp_path / "model.onnx"), str(tmp_path / "images")]
     answer = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert answer.stderr.startswith(f"{tmp_path}/images/damaged.png is left out: ")
     head, *alone = csv.reader(answer.stdout.splitlines())
     out = tmp_path / "predicted.csv"
     assert command("predict", finished, tmp_path / "images", "--top-k", "1", "--out", out).code == 0
-    _, *ours = csv.reader(out.read_text().splitlines())
+    ours = [row for row in csv.reader(out.read_text().splitlines()) if not row[3]]  # neither the head nor the damaged
     assert head == ["path", "label", "confidence"]
     assert len(ours) == 40
     assert [row[:2] for row in alone] == [row[:2] for row in ours]

@@ -67,6 +67,7 @@ def described(facts: ModelFacts, layout: str = "nchw", inside: Sequence[str] = I
     formula = "(x / 255 - mean) / std"
     preparation: dict[str, Any] = {
         "colour": "grey (ITU-R 601 luma)" if channels == 1 else "RGB",
+        "sixteen_bit_grey": "0 to 65535 scaled to 0 to 255",
         "transparency": "on white",
         "exif_rotation": "carried out",
         "resize": f"the shorter side to fit {height}x{width}, Lanczos with antialiasing, the centre cropped",
