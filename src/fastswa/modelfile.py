@@ -302,6 +302,13 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return probabilities
 
 
+def refuse_several(path: Path) -> None:
+    """RequestError where a folder of several seeds is named in place of a run's."""
+    several = sorted(path.glob("seed-*/config.toml"))
+    if several:
+        raise RequestError(f"{path} holds the runs of several seeds; name one, such as {several[0].parent}.")
+
+
 def find_model(path: Path, network: str | None = None) -> Path:
     """The model file of a run folder, that of one of its networks, or the file itself."""
     if not path.is_dir():
@@ -312,9 +319,7 @@ def find_model(path: Path, network: str | None = None) -> Path:
     if not file.is_file():
         if (path / "config.toml").is_file():
             raise RequestError(f"{path} has no model yet; finish it with `fastswa resume {shlex.quote(str(path))}`.")
-        several = sorted(path.glob("seed-*/config.toml"))
-        if several:
-            raise RequestError(f"{path} holds the runs of several seeds; name one, such as {several[0].parent}.")
+        refuse_several(path)
         raise RequestError(f"{path} is no run folder: there is neither a config.toml nor a model.safetensors in it.")
     if network is None:
         return file

@@ -97,6 +97,13 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     )
 
 
+def test_a_folder_of_several_seeds_is_no_run(tmp_path: Path, command: Command) -> None:
+    RunFolder(tmp_path / "seed-2").create(tiny())
+    said = f"fastswa: {tmp_path} holds the runs of several seeds; name one, such as {tmp_path}/seed-2.\n"
+    for words in (["evaluate", tmp_path], ["calibrate", tmp_path], ["train", "--from", tmp_path]):
+        assert (command(*words).code, command(*words).err) == (2, said)
+
+
 def test_a_command_to_go_on_with_can_be_copied(tmp_path: Path, command: Command) -> None:
     run = tmp_path / "my run"
     train(tiny(), run, StoppingWatcher(stop=2))

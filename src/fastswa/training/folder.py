@@ -20,7 +20,7 @@ from torch import nn
 from fastswa.config import AverageConfig, Config
 from fastswa.errors import FastswaError, RequestError, RunError
 from fastswa.layers import build_config, file_layer, to_toml
-from fastswa.modelfile import ModelFacts, read_facts, save_model
+from fastswa.modelfile import ModelFacts, read_facts, refuse_several, save_model
 
 try:
     import fcntl
@@ -58,6 +58,7 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """The folder of an existing run."""
         if not (path / "config.toml").is_file():
+            refuse_several(path)
             raise RequestError(f"{path} holds no run: there is no config.toml in it.")
         return cls(path)
 
