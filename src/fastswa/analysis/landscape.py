@@ -216,9 +216,9 @@ def _contours(drawn: Any, panel: Any, one: Plane, figure: str) -> None:
         marker = "o" if name.startswith("epoch") else "s"
         panel.plot(x, y, marker, color="#c0392b", markeredgecolor="white", markersize=8, zorder=4)
         outlined = {"path_effects": [withStroke(linewidth=2.5, foreground="white")], "color": "#222222", "fontsize": 9}
-        # To the left of what lies on the right, where it would run over the edge.
+        # To the left of what lies on the right, where it would run over the edge; an average's above all.
         left = x > (one.x[0] + one.x[-1]) / 2
-        place = {"xytext": (-7 if left else 7, 6), "ha": "right" if left else "left"}
+        place = {"xytext": (-7 if left else 7, 6 if marker == "s" else -14), "ha": "right" if left else "left"}
         panel.annotate(name, (x, y), textcoords="offset points", zorder=5, **place, **outlined)
     panel.set(xlabel="distance", ylabel="distance", xlim=(one.x[0], one.x[-1]), ylim=(one.y[0], one.y[-1]))
     name, _, kind = figure.partition("_")

@@ -219,7 +219,7 @@ def _middle(ray: Ray) -> str:
     """How far the two weights are from the middle of the flat part of their ray."""
     left, right = basin(ray)
     ends = " (the ray ends there)" if left <= ray.distance[0] or right >= ray.distance[-1] else ""
-    first, second = (abs(mark - (left + right) / 2) for mark in ray.marks)
+    first, second = (round(abs(mark - (left + right) / 2), 6) for mark in ray.marks)
     return (
         f"within {WITHIN:g}% of that from {left:.3g} to {right:.3g}{ends}, "
         f"from whose middle {ray.start} is {first:.3g} and {ray.end} {second:.3g}"
