@@ -61,6 +61,12 @@ def test_errors_of_validation_and_test_stand_apart(several: Path) -> None:
     assert {words.strip() for words in strong} == {f"{least:.2f}%"}
 
 
+def test_nothing_stands_out_on_different_validation_images(several: Path) -> None:
+    page = check(comparison_page(runs(several, "mt/seed-1", "mt/seed-2")))
+    assert "The runs hold out different validation images (split.seed differs)." in page.words
+    assert "strong" not in str(page.elements)
+
+
 def test_only_the_settings_that_differ_are_listed(several: Path) -> None:
     rows = cells(check(comparison_page(runs(several, "mt/seed-1", "pi"))), "Settings that differ")
     assert rows[0] == ["setting", "mt/seed-1", "pi"]

@@ -31,7 +31,7 @@ def comparison_page(runs: Sequence[RunRecord]) -> str:
         names=names,
         remarks=_remarks(runs, names, settings),
         figures=[_figure(runs, names, images) for images in sets],
-        errors=[(images, _errors(runs, names, images, same_data=_same_data(settings))) for images in sets],
+        errors=[(images, _errors(runs, names, images, same=_same_images(settings))) for images in sets],
         repeats=[table for images in sets for table in [_repeats(runs, names, settings, images)] if table],
         differing=_differing(names, settings),
         costs=_costs(runs, names),
@@ -55,6 +55,11 @@ def _remarks(runs: Sequence[RunRecord], names: Sequence[str], settings: Sequence
 
 def _same_data(settings: Sequence[Mapping[str, Any]]) -> bool:
     return len({(one.get("data.source"), one.get("data.target")) for one in settings}) == 1
+
+
+def _same_images(settings: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all hold out the same validation images, so that their errors can be chosen by."""
+    return _same_data(settings) and len({one.get("split.seed") for one in settings}) == 1
 
 
 def _figure(runs: Sequence[RunRecord], names: Sequence[str], images: str) -> Figure:
@@ -86,8 +91,8 @@ def _networks(runs: Sequence[RunRecord]) -> list[str]:
     return sorted(found, key=lambda name: ("student", "teacher", name).index(name))
 
 
-def _errors(runs: Sequence[RunRecord], names: Sequence[str], images: str, *, same_data: bool) -> Table:
-    """Final errors; the lowest on the same data stands out, on validation only: choosing on test images spoils them."""
+def _errors(runs: Sequence[RunRecord], names: Sequence[str], images: str, *, same: bool) -> Table:
+    """Final errors; the lowest on the same images stands out, on validation only: choosing on test ones spoils them."""
     networks = _networks(runs)
     rows, finals = [], []
     for run, name in zip(runs, names, strict=True):
@@ -95,7 +100,7 @@ def _errors(runs: Sequence[RunRecord], names: Sequence[str], images: str, *, sam
         finals.append([final.get(network) for network in networks])
         rows.append([words.readable(name), f"{run.epoch:g}", *(words.percent(error) for error in finals[-1])])
     strong: frozenset[tuple[int, int]] = frozenset()
-    if images == "validation" and same_data:
+    if images == "validation" and same:
         known = [error for row in finals for error in row if error is not None]
         least = min(known, default=None)
         strong = frozenset(
