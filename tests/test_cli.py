@@ -49,8 +49,8 @@ WRONG = {
     f"{TRAIN} --method mean-teachr": "unknown method 'mean-teachr'; did you mean mean-teacher?",
     f"{TRAIN} --model cnn31": "unknown model 'cnn31'; did you mean cnn13?",
     f"{TRAIN} --data.source cifar11": (
-        "there is no data source 'cifar11' (known: digits, cifar10, cifar100, stl10, mnist, usps, "
-        "or a folder, a .csv/.tsv manifest or an .npz file); did you mean 'cifar10'?"
+        "there is no data source 'cifar11' (known: digits, cifar10, cifar100, stl10, mnist, usps), "
+        "nor a folder, manifest or .npz file of that name here; did you mean 'cifar10'?"
     ),
     f"{TRAIN} --epcohs 3": "unknown setting --epcohs; did you mean epochs?",
     f"{TRAIN} --averaging.swa.evry 3": "unknown setting --averaging.swa.evry; did you mean averaging.NAME.every?",
