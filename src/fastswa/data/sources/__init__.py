@@ -75,7 +75,8 @@ def list_files(source: str, root: Path, options: Options | None = None) -> Image
     near = difflib.get_close_matches(source.lower(), SOURCES, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     raise RequestError(
-        f"there is no data source {source!r} (known: {known}), nor a folder, manifest or .npz file of that name here{hint}"
+        f"there is no data source {source!r} (known: {known}), "
+        f"nor a folder, manifest or .npz file of that name here{hint}"
     )
 
 
