@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TRITON := triton==3.6.0
+HAS_TRITON := $(BIN)/python -c 'import triton' 2>/dev/null
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test triton lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -15,8 +17,14 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/fastswa demo
 
-test: lint
+test: lint triton
 	$(BIN)/pytest -n 2
+	@if $(HAS_TRITON); then echo 'Kernels without a GPU:' && TRITON_INTERPRET=1 $(BIN)/pytest -n 2 tests/interpreted; \
+	else echo 'Kernels were not tested: Triton, whose interpreter runs them without a GPU, could not be installed.'; fi
+
+# For tests alone. A torch for GPUs brings its own; any other gets one where there is one.
+triton: setup
+	@$(HAS_TRITON) || test "$$(uname -sm)" != 'Linux x86_64' || $(BIN)/pip install --quiet $(TRITON) || true
 
 lint: setup
 	$(BIN)/ruff check .
