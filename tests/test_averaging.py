@@ -243,6 +243,32 @@ def test_bad_arguments_are_refused(arguments: dict[str, float]) -> None:
         AveragedWeights(nn.Linear(1, 1), **arguments)
 
 
+def test_a_start_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^start must be an epoch, not NaN\.$"):
+        AveragedWeights(nn.Linear(2, 1), start=float("nan"))
+
+
+def test_a_model_that_has_grown_since_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    average = AveragedWeights(model)
+    model.append(nn.Linear(2, 1))
+    with pytest.raises(ValueError, match=r"^the model has other parameters than when its average was made"):
+        average.update()
+
+
+def test_what_is_no_state_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^this is not the state of an average: it has no last_due, buffers\.$"):
+        AveragedWeights(nn.Linear(2, 1)).load_state_dict({"count": 1, "parameters": {}})
+
+
+def test_refreshing_an_average_that_has_not_begun_warns() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    average = AveragedWeights(model, start=150)
+    average.update(149)
+    with pytest.warns(UserWarning, match=r"nothing has been averaged yet \(start is 150\)"):
+        average.refresh([torch.randn(4, 2)])
+
+
 def test_reachable_from_the_package() -> None:
     assert fastswa.AveragedWeights is AveragedWeights
     assert fastswa.refresh_batch_norm is refresh_batch_norm

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
@@ -69,7 +70,9 @@ class AveragedWeights:
         decay: float | None = None,
         inside: bool = False,
     ) -> None:
-        if not every >= 0 or start != start or (decay is not None and not 0 <= decay < 1):
+        if math.isnan(start):
+            raise ValueError("start must be an epoch, not NaN.")
+        if not every >= 0 or (decay is not None and not 0 <= decay < 1):
             raise ValueError(f"every must be at least 0 and decay in [0, 1), not {every} and {decay}.")
         if inside and every > 0:
             raise ValueError(f"an average inside a step takes every step: every must be 0, not {every}.")
@@ -137,10 +140,10 @@ class AveragedWeights:
         weight = 1.0 / (self.count + 1)
         if self.decay is not None:
             weight = max(weight, 1.0 - self.decay)
-        current = [
-            p.detach().to(mean.device, mean.dtype)
-            for p, mean in zip(self._source.parameters(), self._means, strict=True)
-        ]
+        parameters = list(self._source.parameters())
+        if [p.shape for p in parameters] != [mean.shape for mean in self._means]:
+            raise ValueError("the model has other parameters than when its average was made; make the average again.")
+        current = [p.detach().to(mean.device, mean.dtype) for p, mean in zip(parameters, self._means, strict=True)]
         torch._foreach_lerp_(self._means, current, weight)
         self._copy_buffers()
         self._count += 1
@@ -207,6 +210,11 @@ class AveragedWeights:
 
     def refresh(self, batches: Iterable[Any], forward: Callable[[nn.Module, Any], Any] | None = None) -> None:
         """Batch-norm statistics of the average from training batches, as their cumulative mean."""
+        if self.count == 0:
+            warnings.warn(
+                f"nothing has been averaged yet (start is {self.start:g}): it holds the weights it began with.",
+                stacklevel=2,
+            )
         refresh_batch_norm(self.module, batches, forward)
 
     def state_dict(self) -> dict[str, Any]:
@@ -228,6 +236,9 @@ class AveragedWeights:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         own = self.state_dict()
+        missing = [name for name in ("count", "last_due", "parameters", "buffers") if name not in state]
+        if missing:
+            raise ValueError(f"this is not the state of an average: it has no {', '.join(missing)}.")
         for part in ("parameters", "buffers"):
             if own[part].keys() != state[part].keys():
                 odd = sorted(own[part].keys() ^ state[part].keys())
