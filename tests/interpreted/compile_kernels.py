@@ -6,7 +6,7 @@ steps, in 16 bits and at the networks' own widths, and notes what it would have 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
@@ -39,9 +39,9 @@ class Shallow(shake_shake.ShakeShake):
         super().__init__(depth=14, width=96, **options)
 
 
-def heard() -> list[Callable[[], object]]:
+def heard() -> list[partial[Any]]:
     """What compiles each kernel, once for the types it is given and the parts of it that are left out."""
-    found: dict[Hashable, partial[object]] = {}
+    found: dict[Hashable, partial[Any]] = {}
     with pytest.MonkeyPatch.context() as patch:
         pretend(patch)
         patch.setattr(launch, "_heard", found)
@@ -53,10 +53,13 @@ def heard() -> list[Callable[[], object]]:
         for recipe, flags in RECIPES.items():
             small = ["--split.labels", "20", "--batch.size", "4", "--batch.labelled", "2", "--batch.steps", "1"]
             first_step(build_config(recipe_layer(recipe), flag_layer([*small, *flags])), 32, "bf16")()
-    return list({_variant(compiling): compiling for compiling in reversed(found.values())}.values())[::-1]
+    variants: dict[Hashable, partial[Any]] = {}
+    for compiling in found.values():
+        variants.setdefault(_variant(compiling), compiling)
+    return list(variants.values())
 
 
-def _variant(compiling: partial[object]) -> Hashable:
+def _variant(compiling: partial[Any]) -> Hashable:
     types = tuple(getattr(value, "dtype", None) for value in compiling.args)
     return compiling.func, types, tuple(v for v in compiling.keywords.values() if isinstance(v, bool))
 
