@@ -93,18 +93,12 @@ def test_a_call_does_not_import_the_compiler() -> None:
 def test_the_compiler_names_an_operation_and_not_what_led_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.exc import MissingOperatorWithoutDecomp, OperatorIssue
 
-    class Endless:
-        def __str__(self) -> str:
-            raise AssertionError("spelt out")
-
-        __repr__ = __str__
-
-    monkeypatch.setattr(OperatorIssue, "operator_str", staticmethod(OperatorIssue.operator_str))
+    # As torch has it, whatever was compiled in this process before.
+    monkeypatch.setattr(OperatorIssue, "operator_str", staticmethod(lambda target, args, kwargs: f"{target} {args}"))
     name = torch.ops.fastswa.test_scaled.default
-    with pytest.raises(AssertionError, match="spelt out"):
-        MissingOperatorWithoutDecomp.operator_str(name, [Endless()], {})
+    assert "led to it" in MissingOperatorWithoutDecomp.operator_str(name, ["led to it"], {})
     compiled(torch.neg)
-    assert MissingOperatorWithoutDecomp.operator_str(name, [Endless()], {}) == "  target: fastswa.test_scaled.default"
+    assert MissingOperatorWithoutDecomp.operator_str(name, ["led to it"], {}) == "  target: fastswa.test_scaled.default"
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
