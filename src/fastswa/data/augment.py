@@ -77,10 +77,7 @@ class Augment:
         strongly = noise.name == "strong" or (noise.name == "student" and self.student == "strong")
         if not strongly and self.draws(pixels):
             return self._drawn(pixels, index, noise)
-        if strongly and self.draws_strong(pixels):
-            images = self._drawn_strong(pixels, index, noise)
-        else:
-            images = self._strong(pixels, index, noise) if strongly else self._weak(pixels, index, noise)
+        images = self._strong(pixels, index, noise) if strongly else self._weak(pixels, index, noise)
         if self.noise:
             images = images + self.noise * noise.normal("gaussian", images.shape, images.dtype)
         return images
@@ -132,6 +129,8 @@ class Augment:
         return self.plain(self._gathered(pixels, index, rows, columns, noise))
 
     def _strong(self, pixels: Tensor, index: Tensor, noise: Noise) -> Tensor:
+        if self.draws_strong(pixels):
+            return self._drawn_strong(pixels, index, noise)
         _, height, width, _ = pixels.shape
         draws = strong.draw(noise, len(index), self.operations)
         rows, columns, within = strong.places(draws, height, width)
