@@ -19,8 +19,10 @@ from functools import partial
 from pathlib import Path
 from statistics import mean
 
+import numpy as np
 import torch
 
+from fastswa import kernels
 from fastswa.bench import random_images, time_steps
 from fastswa.config import Config
 from fastswa.layers import build_config, recipe_layer
@@ -33,6 +35,7 @@ from fastswa.training.refresh import Refresher
 from fastswa.training.setup import Material, prepare
 from fastswa.training.state import State, build_state
 from fastswa.training.step import Step, launcher
+from fastswa.training.window import fill, pinned_images
 
 EVERY = 3  # epochs between evaluations and checkpoints
 LABELLED = 4000
@@ -142,6 +145,19 @@ def epoch(run: Run) -> None:
         run.launch()
 
 
+def pinned(config: Config, material: Material, images: np.ndarray, compute: Compute) -> dict[str, float]:
+    """An epoch whose steps read images in the machine's memory, beside one that has them on the device."""
+    held, seen = pinned_images(len(images), images, compute.device)
+    fill(held, images)
+    beside = make_run(config, replace(material, pixels=seen), compute)
+    there = make_run(config, material, compute)
+    found: dict[str, list[float]] = {"on the device": [], "in pinned memory": []}
+    for _ in range(3):
+        for times, run in zip(found.values(), (there, beside), strict=True):
+            times.append(seconds(partial(epoch, run), compute))
+    return {name: round(statistics.median(times), 3) for name, times in found.items()}
+
+
 def together(runs: list[Run], lanes: Lanes, compute: Compute) -> dict[int, float]:
     """Milliseconds per step and run with one, two, … runs, each on the lane that it was made on."""
     found = {}
@@ -160,6 +176,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--model", default="cnn13")
+    parser.add_argument("--start", action="store_true", help="nothing but the start")
     parser.add_argument("--runs", type=int, default=3, help="at most so many runs at once")
     parser.add_argument("--images", type=int, nargs="*", default=[50_000, 100_000, 500_000])
     parser.add_argument("--compile-times", action="store_true", help="what torch.compile spent its time on")
@@ -170,6 +187,7 @@ def main() -> None:
         {"device": {"name": options.device, "engine": options.engine}, "model": {"name": options.model}},
     )
     compute = choose_compute(config.device)
+    kernels.foresee(compute.device)
     report: dict[str, object] = {"device": str(compute.device)}
     with settings_of(compute):
         dataset = random_images(test=10_000)
@@ -180,6 +198,9 @@ def main() -> None:
         if options.compile_times:
             print(torch._dynamo.utils.compile_times())
         report["engine"] = runs[0].step.engine
+        if options.start:
+            print(json.dumps(report) if options.json else report)
+            return
         ms = time_steps(runs[0].one, compute, 2.0)
         report["ms per step"] = round(ms, 3)
         found = edges(config, runs[0], compute)
@@ -209,6 +230,8 @@ def main() -> None:
             costs[images] = {"s per epoch": round(whole, 3), "steps": wide.plan.steps}
             del wide, run
         report["unlabelled images"] = costs
+        if compute.device.type == "cuda":
+            report["images in pinned memory, s per epoch"] = pinned(config, material, dataset.train.pixels, compute)
     if options.json:
         print(json.dumps(report))
         return

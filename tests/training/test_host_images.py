@@ -51,8 +51,8 @@ def test_images_beside_a_device_train_and_resume_as_if_held(
     assert train(tmp_path / "held", chosen)[1] == []
     make_scarce(monkeypatch)
     made: list[torch.Tensor] = []
-    beside = window._beside
-    monkeypatch.setattr(window, "_beside", lambda *given: (found := beside(*given), made.append(found[1]))[0])
+    beside = window.pinned_images
+    monkeypatch.setattr(window, "pinned_images", lambda *given: (found := beside(*given), made.append(found[1]))[0])
     assert train(tmp_path / "beside", chosen)[1] == [SENTENCE.format("cpu")]
     assert [len(images) for images in made] == [IMAGES]  # the 500 test images fit
     assert_same_run(tmp_path / "beside", tmp_path / "held")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
+from threading import Thread
 
 import torch
 from torch import Tensor
@@ -12,8 +14,31 @@ _TRITON = find_spec("triton") is not None
 _NARROW = (torch.bfloat16, torch.float16, torch.float32)
 
 
+# What is read ahead of the first step, where something is.
+_ahead: list[Thread] = []
+
+
+def foresee(device: torch.device) -> None:
+    """Begin to read what the first step on a GPU will need, while images are read: Triton's and cuDNN's libraries."""
+    if _TRITON and device.type == "cuda":
+        _ahead.append(Thread(target=_read_libraries, args=(device,), daemon=True, name="libraries"))
+        _ahead[-1].start()
+
+
+def _read_libraries(device: torch.device) -> None:
+    # Whatever goes wrong here does so again, and is raised, in the first step.
+    with suppress(Exception):
+        from triton.runtime.cache import triton_key
+
+        triton_key()  # a hash of all of Triton, kept: the name of every compiled kernel contains it
+        image = torch.zeros(1, 16, 8, 8, device=device, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+        torch.nn.functional.conv2d(image, image, padding=1)
+
+
 def prepare(work: Callable[[], object], device: torch.device) -> None:
     """Compile at once the kernels that `work` launches; it is done meanwhile, but for these (kernels.launch)."""
+    while _ahead:  # before anything is captured: nothing else may be done to the device then
+        _ahead.pop().join()
     if _TRITON and device.type == "cuda":
         from fastswa.kernels.launch import rehearse
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fastswa import kernels
 from fastswa.config import RESUMABLE, Config, to_dict
 from fastswa.data.domains import domain_facts, domain_lines, domain_warnings
 from fastswa.data.images import Dataset
@@ -239,6 +240,7 @@ def attempt_together(
     device = next((config.device for config in configs if config is not None), None)
     if device is not None:
         compute = choose_compute(device)
+        kernels.foresee(compute.device)
         with settings_of(compute, device.threads), ExitStack() as folders:
             lanes = Lanes(compute)
             before = time.monotonic() - began

@@ -109,7 +109,7 @@ def bring_over(
     windowed = windowed and not beside
     added = plan.extra_per_epoch if windowed else len(extra)
     if beside:
-        held, pixels = _beside(len(train) + added, train, device)
+        held, pixels = pinned_images(len(train) + added, train, device)
     else:
         held = pixels = empty_images(len(train) + added, train, device)
     fill(held, train)
@@ -138,7 +138,7 @@ def on_device(pixels: np.ndarray, device: torch.device) -> Tensor:
     """
     if not _fits(pixels.nbytes, device):
         if _pinnable(device):
-            held, seen = _beside(len(pixels), pixels, device)
+            held, seen = pinned_images(len(pixels), pixels, device)
             fill(held, pixels)
             return seen
         if pixels.flags.writeable:
@@ -178,7 +178,7 @@ class _Pinned:
         }
 
 
-def _beside(count: int, like: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
+def pinned_images(count: int, like: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
     """Images in the machine's memory, (count, H, W, C), and the very same as a tensor of the device.
 
     They keep one address and their numbers, so that steps, captured or not, gather from them as from the device's own;
