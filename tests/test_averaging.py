@@ -424,6 +424,17 @@ def test_refresh_is_the_mean_of_the_batches_statistics() -> None:
     assert torch.allclose(model.norm.running_var, variance, rtol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_refresh_of_16_bit_statistics_goes_on_past_a_few_hundred_batches(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3)).to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randn(16, 3, generator=generator).to(dtype) * 2 + 3 for _ in range(1500)]
+    refresh_batch_norm(model, batches)
+    wide = torch.stack(batches).double()
+    assert torch.allclose(model[0].running_mean.double(), wide.mean(dim=(0, 1)), rtol=0.01)
+    assert torch.allclose(model[0].running_var.double(), wide.var(dim=1).mean(dim=0), rtol=0.01)
+
+
 def test_refresh_of_an_average_equals_torchs_on_its_own() -> None:
     model = network()
     ours, theirs = AveragedWeights(model), AveragedModel(model)

@@ -38,6 +38,11 @@ def canonical(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
+def _wide(tensor: Tensor) -> torch.dtype:
+    """What a tensor is summed in: itself, or 32 bits where it has 16."""
+    return torch.float32 if tensor.dtype in _HALF else tensor.dtype
+
+
 class AveragedWeights:
     """A running average of a model's parameters, taken when due.
 
@@ -81,7 +86,7 @@ class AveragedWeights:
         self.last_due = -1
         self._module = copy.deepcopy(self._source).requires_grad_(False).eval()
         # Means of 16-bit weights are kept in 32 bits: a running mean in bf16 stops moving after ~256 updates.
-        self._means = [p.detach().float() if p.dtype in _HALF else p.detach() for p in self._module.parameters()]
+        self._means = [p.detach().to(_wide(p)) for p in self._module.parameters()]
         self._stale = False
         self._lost = [torch.zeros_like(mean) for mean in self._means] if inside and decay is None else []
         # (1,): compiled code loses what is added to a 0-dim float64 tensor of the CPU (torch 2.13).
@@ -291,7 +296,8 @@ class FreshStatistics:
         self.norms = [m for m in _batch_norms(model) if m.track_running_stats]
         running = [(norm.running_mean, norm.running_var) for norm in self.norms]
         self._running = [tensor for pair in running for tensor in pair if tensor is not None]
-        self._sums = [torch.zeros_like(tensor) for tensor in self._running]
+        # As with weights: a sum of 16-bit statistics in their own precision stops growing after a few hundred batches.
+        self._sums = [torch.zeros_like(tensor, dtype=_wide(tensor)) for tensor in self._running]
         self.count = torch.zeros((), device=self._sums[0].device if self._sums else None)
         self._before: list[tuple[nn.Module, bool]] = []
         self._momenta: list[float | None] = []
