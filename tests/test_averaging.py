@@ -435,6 +435,98 @@ def test_refresh_of_16_bit_statistics_goes_on_past_a_few_hundred_batches(dtype: 
     assert torch.allclose(model[0].running_var.double(), wide.var(dim=1).mean(dim=0), rtol=0.01)
 
 
+def test_refresh_that_fails_leaves_the_statistics() -> None:
+    model = network()
+    refresh_batch_norm(model, images(3, seed=2))
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with pytest.raises(RuntimeError):
+        refresh_batch_norm(model, [*images(2), torch.zeros(1)])
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
+class Frozen(nn.Module):
+    """Its first norm is kept as it was trained elsewhere, as fine-tuning often does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given = nn.BatchNorm1d(2)
+        self.norm = nn.BatchNorm1d(2)
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self.given.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.given(x))
+
+
+def test_refresh_leaves_a_norm_that_never_trains() -> None:
+    model = Frozen()
+    model.given.running_mean.fill_(5.0)
+    model.given.running_var.fill_(4.0)
+    batch = torch.tensor([[1.0, 2.0], [3.0, 6.0]])
+    refresh_batch_norm(model, [batch])
+    assert model.given.running_mean.tolist() == [5.0, 5.0]
+    assert model.given.running_var.tolist() == [4.0, 4.0]
+    assert model.norm.running_mean.tolist() == pytest.approx([(2 - 5) / 2, (4 - 5) / 2], abs=1e-5)
+    assert model.norm.running_var.tolist() == pytest.approx([2 / 4, 8 / 4], abs=1e-5)
+
+
+class Twice(nn.Module):
+    """One norm in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(3 * self.norm(x) + 4)
+
+
+def test_refresh_of_a_norm_used_twice_is_the_mean_of_both_and_torchs() -> None:
+    ours, theirs = Twice(), Twice()
+    batches = [torch.randn(5 + i, 2, dtype=torch.float64) * (i + 1) + i for i in range(3)]
+    refresh_batch_norm(ours, batches)
+    update_bn(batches, theirs)
+    assert torch.allclose(ours.norm.running_mean, theirs.norm.running_mean, rtol=1e-12)
+    assert torch.allclose(ours.norm.running_var, theirs.norm.running_var, rtol=1e-12)
+    # The second use always has mean 4.
+    assert torch.allclose(ours.norm.running_mean, (sum(b.mean(dim=0) for b in batches) / 3 + 4) / 2)
+    assert ours.norm.momentum == 0.1
+    assert not ours.norm._forward_pre_hooks
+
+
+def test_refresh_brings_batches_to_the_models_device() -> None:
+    class Where(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found.append(x.device.type)
+            return self.norm(x)
+
+    found: list[str] = []
+    refresh_batch_norm(Where().to("meta"), [torch.randn(4, 2), (torch.randn(4, 2), torch.zeros(4))])
+    assert found == ["meta", "meta"]
+
+
+@pytest.mark.parametrize("part", ["whole", "inner"])
+def test_refresh_of_a_compiled_model_is_the_plain_ones(part: str) -> None:
+    plain = nn.Sequential(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), nn.ReLU())
+    other = copy.deepcopy(plain)
+    compiled: Any = torch.compile(other, backend="eager")
+    if part == "inner":
+        compiled = nn.Sequential(torch.compile(other[0], backend="eager"), nn.ReLU())
+    batches = [torch.randn(4, 3) for _ in range(3)]
+    compiled(batches[0])
+    refresh_batch_norm(plain, batches)
+    refresh_batch_norm(compiled, batches)
+    for name in ("running_mean", "running_var"):
+        assert torch.allclose(getattr(other[0][1], name), getattr(plain[0][1], name), rtol=1e-6)
+
+
 def test_refresh_of_an_average_equals_torchs_on_its_own() -> None:
     model = network()
     ours, theirs = AveragedWeights(model), AveragedModel(model)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from fastswa import kernels
 
@@ -41,6 +43,12 @@ def canonical(name: str) -> str:
 def _wide(tensor: Tensor) -> torch.dtype:
     """What a tensor is summed in: itself, or 32 bits where it has 16."""
     return torch.float32 if tensor.dtype in _HALF else tensor.dtype
+
+
+@torch.no_grad()
+def _copy_all(to: list[Tensor], tensors: list[Tensor]) -> None:
+    if to:
+        torch._foreach_copy_(to, tensors)
 
 
 class AveragedWeights:
@@ -156,9 +164,7 @@ class AveragedWeights:
         return True
 
     def _copy_buffers(self) -> None:
-        own, theirs = list(self._module.buffers()), list(self._source.buffers())
-        if own:
-            torch._foreach_copy_(own, theirs)
+        _copy_all(list(self._module.buffers()), list(self._source.buffers()))
 
     def expect(self, epoch: float) -> bool:
         """Whether the step that ends at `epoch` is to be averaged by the `take` inside it: it is counted as done."""
@@ -265,6 +271,16 @@ def _batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
     return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
 
 
+def _trained_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    """Those whose running statistics move where the model trains."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.train()
+    norms = [norm for norm in _batch_norms(model) if norm.track_running_stats and norm.training]
+    for module, training in modes:
+        module.training = training
+    return norms
+
+
 @contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
     """Forward passes inside leave the running batch-norm statistics as they are, in training mode too."""
@@ -282,8 +298,10 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
 class FreshStatistics:
     """Batch-norm statistics of a model as the mean over the batches that are passed through it inside `with`.
 
-    The model is in training mode there; `add` after each pass takes that batch's statistics in. Nothing is read by the
-    host and the sums stay where they are, so that pass and `add` can be captured as a CUDA graph and replayed.
+    The model is in training mode there; `add` after each pass takes that batch's statistics in. Norms that stay in
+    evaluation mode (a `train` of the model's own may see to it) keep theirs, and all do if the block fails. Nothing is
+    read by the host and the sums stay where they are, so that pass and `add` can be captured as a CUDA graph and
+    replayed.
 
     >>> with FreshStatistics(model) as statistics:
     ...     for batch in batches:
@@ -293,7 +311,7 @@ class FreshStatistics:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.norms = [m for m in _batch_norms(model) if m.track_running_stats]
+        self.norms = _trained_norms(model)
         running = [(norm.running_mean, norm.running_var) for norm in self.norms]
         self._running = [tensor for pair in running for tensor in pair if tensor is not None]
         # As with weights: a sum of 16-bit statistics in their own precision stops growing after a few hundred batches.
@@ -301,19 +319,31 @@ class FreshStatistics:
         self.count = torch.zeros((), device=self._sums[0].device if self._sums else None)
         self._before: list[tuple[nn.Module, bool]] = []
         self._momenta: list[float | None] = []
+        self._buffers = [buffer for norm in self.norms for buffer in norm.buffers()]
+        self._kept = [torch.empty_like(buffer) for buffer in self._buffers]
+        self._uses: Counter[nn.Module] = Counter()
+        self._hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> FreshStatistics:
         self._before = [(module, module.training) for module in self.model.modules()]
         self._momenta = [norm.momentum for norm in self.norms]
+        _copy_all(self._kept, self._buffers)
+        self._uses.clear()
         self.count.zero_()
         self.model.train()
         for norm in self.norms:
             norm.reset_running_stats()
             # A batch's statistics as they are; momentum=None would read the device's counter at every layer.
             norm.momentum = 1.0
+            self._hooks.append(norm.register_forward_pre_hook(self._use))
         for total in self._sums:
             total.zero_()
         return self
+
+    def _use(self, norm: nn.modules.batchnorm._BatchNorm, _: Any) -> None:
+        """A norm that stands in several places of the model takes the mean over them."""
+        self._uses[norm] += 1
+        norm.momentum = 1.0 / self._uses[norm]
 
     def tensors(self) -> list[Tensor]:
         """What `add` changes."""
@@ -324,12 +354,17 @@ class FreshStatistics:
         """Take in the statistics of the batch just passed."""
         torch._foreach_add_(self._sums, self._running)
         self.count.add_(1)
+        self._uses.clear()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is None and self.norms:
+        if kind is not None:
+            _copy_all(self._buffers, self._kept)
+        elif self.norms:
             with torch.no_grad():
                 means = torch._foreach_div(self._sums, self.count.clamp(min=1))
                 torch._foreach_copy_(self._running, means)
+        while self._hooks:
+            self._hooks.pop().remove()
         for norm, momentum in zip(self.norms, self._momenta, strict=True):
             norm.momentum = momentum
         for module, training in self._before:
@@ -342,7 +377,8 @@ def refresh_batch_norm(
 ) -> None:
     """Replace the running batch-norm statistics by their mean over `batches`, in training mode.
 
-    A batch is passed as it is (the first element of a tuple or list); `forward(model, batch)` overrides it.
+    A batch is passed as it is (the first element of a tuple or list), a tensor on the device that the model is on;
+    `forward(model, batch)` overrides it.
     """
     statistics = FreshStatistics(model)
     if not statistics.norms:
@@ -356,5 +392,6 @@ def refresh_batch_norm(
             if forward is not None:
                 forward(model, batch)
             else:
-                model(batch[0] if isinstance(batch, tuple | list) else batch)
+                inputs = batch[0] if isinstance(batch, tuple | list) else batch
+                model(inputs.to(statistics.count.device) if isinstance(inputs, Tensor) else inputs)
             statistics.add()
