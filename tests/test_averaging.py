@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.prune import l1_unstructured
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -128,6 +129,48 @@ def test_gain_and_direction_of_a_weight_norm_are_averaged_each() -> None:
     # Gain 3, direction (1.5, 6): the weight is 3 (1.5, 6) / |(1.5, 6)|, not the mean of the two weights.
     length = (1.5**2 + 6**2) ** 0.5
     assert average.module.weight.flatten().tolist() == pytest.approx([4.5 / length, 18 / length])
+
+
+class Keeping(nn.Module):
+    """Keeps what it computed last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.linear(x)
+        return self.last
+
+
+def hooked_weight_norm() -> nn.Module:
+    """torch's earlier weight norm, whose hook leaves a weight that is no leaf."""
+    with pytest.warns(FutureWarning):
+        return torch.nn.utils.weight_norm(nn.Linear(3, 2))
+
+
+def pruned() -> nn.Module:
+    return l1_unstructured(nn.Linear(3, 2), "weight", amount=0.5)
+
+
+@pytest.mark.parametrize("make", [hooked_weight_norm, pruned, Keeping])
+def test_models_that_hold_results_of_a_pass_are_averaged(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    batch = torch.randn(4, 3)
+    model(batch)
+    average = AveragedWeights(model)
+    iterates = []
+    for epoch in range(3):
+        wander(model, epoch)
+        average.update(epoch)
+        iterates.append([p.detach().double() for p in model.parameters()])
+        model(batch).sum().backward()
+    with torch.no_grad():
+        for parameter, *values in zip(model.parameters(), *iterates, strict=True):
+            parameter.copy_(sum(values) / 3)
+    assert same_parameters(average.module, model, 1e-6)
+    assert torch.allclose(average.module(batch), model(batch), atol=1e-6)
 
 
 def test_average_has_no_gradients_and_leaves_the_model_alone() -> None:

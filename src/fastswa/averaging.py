@@ -45,6 +45,13 @@ def _wide(tensor: Tensor) -> torch.dtype:
     return torch.float32 if tensor.dtype in _HALF else tensor.dtype
 
 
+def _copied(model: nn.Module) -> nn.Module:
+    """A deep copy, also where a pass has left results in the model: kept activations, weights made of others by hooks
+    (torch.nn.utils.weight_norm, pruning). Those are copied as values."""
+    left = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    return copy.deepcopy(model, {id(value): value.detach().clone() for value in left if not value.is_leaf})
+
+
 @torch.no_grad()
 def _copy_all(to: list[Tensor], tensors: list[Tensor]) -> None:
     if to:
@@ -92,7 +99,7 @@ class AveragedWeights:
         self._source = unwrap(model)
         self.start, self.every, self.decay, self.inside = float(start), float(every), decay, inside
         self.last_due = -1
-        self._module = copy.deepcopy(self._source).requires_grad_(False).eval()
+        self._module = _copied(self._source).requires_grad_(False).eval()
         # Means of 16-bit weights are kept in 32 bits: a running mean in bf16 stops moving after ~256 updates.
         self._means = [p.detach().to(_wide(p)) for p in self._module.parameters()]
         self._stale = False
