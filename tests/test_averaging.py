@@ -363,6 +363,20 @@ def test_bf16_module_is_current_after_every_update() -> None:
         assert average.module.weight.item() == mean
 
 
+@pytest.mark.parametrize("move", [{"memory_format": torch.channels_last}, {"dtype": torch.float64}])
+def test_a_module_that_was_moved_still_shows_the_average(move: dict[str, Any]) -> None:
+    model = nn.Conv2d(3, 2, 3)
+    average = AveragedWeights(model, every=0)
+    average.update()
+    average.module.to(**move)
+    first = model.weight.detach().clone()
+    nn.init.normal_(model.weight)
+    average.update()
+    assert torch.allclose(average.module.weight.float(), (first + model.weight) / 2, atol=1e-6)
+    average.load_state_dict(AveragedWeights(model).state_dict())
+    assert torch.equal(average.module.weight.float(), model.weight)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_state_goes_round_and_training_goes_on_the_same(dtype: torch.dtype) -> None:
     model = network(dtype=dtype)

@@ -126,7 +126,8 @@ class AveragedWeights:
         if self._stale:
             with torch.no_grad():
                 for parameter, mean in zip(self._module.parameters(), self._means, strict=True):
-                    if mean.dtype != parameter.dtype:
+                    # Another precision, or the module was moved since.
+                    if parameter.data_ptr() != mean.data_ptr():
                         parameter.copy_(mean)
                 if self.inside:
                     self._copy_buffers()
