@@ -299,6 +299,60 @@ def test_a_model_that_has_grown_since_is_refused() -> None:
         average.update()
 
 
+@pytest.mark.parametrize("every", [0.0, 1.0])
+@pytest.mark.parametrize("epoch", [float("nan"), float("inf")])
+def test_an_epoch_that_is_no_number_is_refused(epoch: float, every: float) -> None:
+    average = AveragedWeights(nn.Linear(2, 1), every=every)
+    with pytest.raises(ValueError, match=rf"^an epoch must be a finite number, not {epoch}\.$"):
+        average.update(epoch)
+    assert average.count == 0
+
+
+def test_an_update_that_is_refused_is_due_again() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    average = AveragedWeights(model)
+    model.append(nn.Linear(2, 1))
+    with pytest.raises(ValueError, match="make the average again"):
+        average.update(0)
+    del model[1]
+    assert average.update(0)
+
+
+def test_parameters_of_whole_numbers_follow_the_model() -> None:
+    model = nn.Linear(2, 1)
+    model.quantised = nn.Parameter(torch.tensor([1, 2], dtype=torch.int8), requires_grad=False)
+    average = AveragedWeights(model)
+    first = model.weight.detach().clone()
+    average.update(0)
+    nn.init.normal_(model.weight)
+    model.quantised.copy_(torch.tensor([4, 4]))
+    average.update(1)
+    assert average.module.quantised.tolist() == [4, 4]
+    assert torch.allclose(average.module.weight, (first + model.weight) / 2, atol=1e-6)
+
+
+def test_a_module_without_parameters_has_an_average_too() -> None:
+    average = AveragedWeights(nn.Sequential(nn.ReLU()))
+    assert average.update(0)
+    assert average.module(torch.tensor([-1.0, 2.0])).tolist() == [0.0, 2.0]
+
+
+def test_buffers_that_are_made_or_grow_later_are_followed() -> None:
+    model = nn.Sequential(nn.Linear(2, 1))
+    model[0].register_buffer("cache", torch.zeros(2))
+    model[0].register_buffer("mask", None)
+    average = AveragedWeights(model)
+    model[0].cache = torch.arange(3.0)
+    model[0].mask = torch.ones(1)
+    average.update(0)
+    assert average.module[0].cache.tolist() == [0.0, 1.0, 2.0]
+    assert average.module[0].mask.tolist() == [1.0]
+    model[0].cache += 1
+    assert average.module[0].cache.tolist() == [0.0, 1.0, 2.0]
+    average.update(1)
+    assert average.module[0].cache.tolist() == [1.0, 2.0, 3.0]
+
+
 def test_what_is_no_state_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^this is not the state of an average: it has no last_due, buffers\.$"):
         AveragedWeights(nn.Linear(2, 1)).load_state_dict({"count": 1, "parameters": {}})

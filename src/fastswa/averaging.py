@@ -136,6 +136,8 @@ class AveragedWeights:
 
     def due(self, epoch: float) -> bool:
         """Whether `update(epoch)` would average."""
+        if not math.isfinite(epoch):
+            raise ValueError(f"an epoch must be a finite number, not {epoch}.")
         if epoch < self.start - 1e-9:
             return False
         return self.every == 0 or self._position(epoch) > self.last_due
@@ -153,26 +155,40 @@ class AveragedWeights:
                 self.take()
                 self._turn(False)
             return due
-        if epoch is not None:
-            if not self.due(epoch):
-                return False
-            if self.every > 0:
-                self.last_due = self._position(epoch)
+        if epoch is not None and not self.due(epoch):
+            return False
         weight = 1.0 / (self.count + 1)
         if self.decay is not None:
             weight = max(weight, 1.0 - self.decay)
         parameters = list(self._source.parameters())
         if [p.shape for p in parameters] != [mean.shape for mean in self._means]:
             raise ValueError("the model has other parameters than when its average was made; make the average again.")
-        current = [p.detach().to(mean.device, mean.dtype) for p, mean in zip(parameters, self._means, strict=True)]
-        torch._foreach_lerp_(self._means, current, weight)
+        means, current = [], []
+        for parameter, mean in zip(parameters, self._means, strict=True):
+            if mean.is_floating_point() or mean.is_complex():
+                means.append(mean)
+                current.append(parameter.detach().to(mean.device, mean.dtype))
+            else:
+                # Whole numbers, such as quantised weights beside which adapters are trained.
+                mean.copy_(parameter)
+        if means:
+            torch._foreach_lerp_(means, current, weight)
         self._copy_buffers()
+        if epoch is not None and self.every > 0:
+            self.last_due = self._position(epoch)
         self._count += 1
         self._stale = True
         return True
 
     def _copy_buffers(self) -> None:
-        _copy_all(list(self._module.buffers()), list(self._source.buffers()))
+        own, theirs = list(self._module.buffers()), list(self._source.buffers())
+        if [buffer.shape for buffer in own] == [buffer.shape for buffer in theirs]:
+            _copy_all(own, theirs)
+            return
+        # Caches that were made or have grown since.
+        for module, source in zip(self._module.modules(), self._source.modules(), strict=True):
+            for name, buffer in source._buffers.items():
+                module._buffers[name] = None if buffer is None else buffer.detach().clone()
 
     def expect(self, epoch: float) -> bool:
         """Whether the step that ends at `epoch` is to be averaged by the `take` inside it: it is counted as done."""
