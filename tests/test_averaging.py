@@ -459,6 +459,21 @@ def test_state_goes_round_and_training_goes_on_the_same(dtype: torch.dtype) -> N
     assert same_parameters(resumed.module, average.module, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("start", "every", "expected"),
+    [(2, 0.5, [11, 12, 13, 14]), (2, 3, [11, 14]), (12.5, 1, [13, 14]), (2, 0, [11, 12, 13, 14])],
+)
+def test_a_resumed_average_with_other_times_goes_on_at_them(start: float, every: float, expected: list[float]) -> None:
+    model = nn.Linear(1, 1)
+    before = AveragedWeights(model, start=2, every=0.2)
+    due_epochs(before, [step / 10 for step in range(101)])
+    after = AveragedWeights(model, start=start, every=every)
+    after.load_state_dict(before.state_dict())
+    assert due_epochs(after, [10]) == ([10] if every == 0 else [])
+    assert due_epochs(after, [11, 12, 13, 14]) == expected
+    assert after.count == 41 + len(expected) + (every == 0)
+
+
 def test_state_of_another_model_is_refused() -> None:
     average = AveragedWeights(network())
     with pytest.raises(ValueError, match=r"the state is of another model: parameters .*conv"):

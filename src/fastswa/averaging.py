@@ -258,6 +258,8 @@ class AveragedWeights:
         return {
             "count": self.count,
             "last_due": self.last_due,
+            "start": self.start,
+            "every": self.every,
             "parameters": dict(zip(names, self._means, strict=True)),
             "buffers": {canonical(name): buffer for name, buffer in self._module.named_buffers()},
             "inside": self._inside(names),
@@ -270,6 +272,7 @@ class AveragedWeights:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state. An average with another `start` or `every` goes on at its own times."""
         own = self.state_dict()
         missing = [name for name in ("count", "last_due", "parameters", "buffers") if name not in state]
         if missing:
@@ -288,6 +291,9 @@ class AveragedWeights:
             if name in state.get("inside", {}):
                 tensor.copy_(state["inside"][name])
         self.count, self.last_due = int(state["count"]), int(state["last_due"])
+        start, every = state.get("start", self.start), state.get("every", self.every)
+        if self.last_due >= 0 and self.every > 0 and (start, every) != (self.start, self.every):
+            self.last_due = max(self._position(start + self.last_due * every), -1)
         self._stale = True
 
 
