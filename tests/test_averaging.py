@@ -308,6 +308,14 @@ def test_an_epoch_that_is_no_number_is_refused(epoch: float, every: float) -> No
     assert average.count == 0
 
 
+def test_a_model_that_has_another_layer_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    average = AveragedWeights(model)
+    model.append(nn.BatchNorm1d(2, affine=False))
+    with pytest.raises(ValueError, match=r"^the model has other layers than when its average was made"):
+        average.update()
+
+
 def test_an_update_that_is_refused_is_due_again() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     average = AveragedWeights(model)

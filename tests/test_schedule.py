@@ -215,8 +215,27 @@ def test_a_schedule_made_on_a_restored_optimiser_starts_from_the_base_rate() -> 
 
 def test_state_of_other_groups_is_refused() -> None:
     schedule = CyclicCosine(two_groups(torch.optim.SGD), **SHORT)
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, match=r"^the state has 1 parameter groups, and the optimiser 2\.$"):
         schedule.load_state_dict({"epoch": 1.0, "initial_lr": [0.1]})
+    with pytest.raises(ValueError, match="this is not the state of a CyclicCosine"):
+        schedule.load_state_dict({"last_epoch": 1})
+
+
+def test_an_epoch_that_is_no_number_is_refused_and_changes_no_rate() -> None:
+    schedule = CyclicCosine(two_groups(torch.optim.SGD), **SHORT)
+    with pytest.raises(ValueError, match=r"^an epoch must be a finite number, not nan\.$"):
+        schedule.step(math.nan)
+    assert [group["lr"] for group in schedule.optimizer.param_groups] == pytest.approx([0.1, 0.02])
+
+
+def test_a_group_that_is_added_later_joins_with_its_own_rate() -> None:
+    optimizer = two_groups(torch.optim.SGD)
+    schedule = CyclicCosine(optimizer, **SHORT)
+    schedule.step(105)
+    optimizer.add_param_group({"params": nn.Linear(1, 1).parameters(), "lr": 0.4})
+    assert schedule.state_dict()["initial_lr"] == [0.1, 0.02, 0.4]
+    schedule.step(70)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.075, 0.015, 0.3])
 
 
 def test_period_defaults_to_the_length() -> None:

@@ -163,6 +163,8 @@ class AveragedWeights:
         parameters = list(self._source.parameters())
         if [p.shape for p in parameters] != [mean.shape for mean in self._means]:
             raise ValueError("the model has other parameters than when its average was made; make the average again.")
+        if len(list(self._source.modules())) != len(list(self._module.modules())):
+            raise ValueError("the model has other layers than when its average was made; make the average again.")
         means, current = [], []
         for parameter, mean in zip(parameters, self._means, strict=True):
             if mean.is_floating_point() or mean.is_complex():

@@ -67,10 +67,11 @@ class CyclicCosine:
 
     def step(self, epoch: float | None = None) -> None:
         """Set the rates for a fractional epoch (none given: the next whole one)."""
-        self.epoch = self.epoch + 1.0 if epoch is None else float(epoch)
-        for group in self.optimizer.param_groups:
-            group.setdefault("initial_lr", float(group["lr"]))
-            rate = group["initial_lr"] * self.factor(self.epoch)
+        epoch = self.epoch + 1.0 if epoch is None else float(epoch)
+        if not math.isfinite(epoch):
+            raise ValueError(f"an epoch must be a finite number, not {epoch}.")
+        self.epoch = epoch
+        for group, rate in zip(self.optimizer.param_groups, self.get_last_lr(), strict=True):
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(rate)
             else:
@@ -78,13 +79,22 @@ class CyclicCosine:
 
     def get_last_lr(self) -> list[float]:
         """The current rate of each parameter group, as computed (nothing is read from a device)."""
-        return [group["initial_lr"] * self.factor(self.epoch) for group in self.optimizer.param_groups]
+        return [rate * self.factor(self.epoch) for rate in self._base_rates()]
+
+    def _base_rates(self) -> list[float]:
+        """The rate that each group began with, those of groups added since too."""
+        return [group.setdefault("initial_lr", float(group["lr"])) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` takes to go on."""
-        return {"epoch": self.epoch, "initial_lr": [g["initial_lr"] for g in self.optimizer.param_groups]}
+        return {"epoch": self.epoch, "initial_lr": self._base_rates()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for group, rate in zip(self.optimizer.param_groups, state["initial_lr"], strict=True):
+        if not {"epoch", "initial_lr"} <= state.keys():
+            raise ValueError("this is not the state of a CyclicCosine: it has no epoch or no initial_lr.")
+        groups, rates = self.optimizer.param_groups, state["initial_lr"]
+        if len(groups) != len(rates):
+            raise ValueError(f"the state has {len(rates)} parameter groups, and the optimiser {len(groups)}.")
+        for group, rate in zip(groups, rates, strict=True):
             group["initial_lr"] = rate
         self.step(state["epoch"])
