@@ -163,8 +163,7 @@ class AveragedWeights:
         parameters = list(self._source.parameters())
         if [p.shape for p in parameters] != [mean.shape for mean in self._means]:
             raise ValueError("the model has other parameters than when its average was made; make the average again.")
-        if len(list(self._source.modules())) != len(list(self._module.modules())):
-            raise ValueError("the model has other layers than when its average was made; make the average again.")
+        self._copy_buffers()
         means, current = [], []
         for parameter, mean in zip(parameters, self._means, strict=True):
             if mean.is_floating_point() or mean.is_complex():
@@ -175,7 +174,6 @@ class AveragedWeights:
                 mean.copy_(parameter)
         if means:
             torch._foreach_lerp_(means, current, weight)
-        self._copy_buffers()
         if epoch is not None and self.every > 0:
             self.last_due = self._position(epoch)
         self._count += 1
@@ -187,8 +185,11 @@ class AveragedWeights:
         if [buffer.shape for buffer in own] == [buffer.shape for buffer in theirs]:
             _copy_all(own, theirs)
             return
+        modules, sources = list(self._module.modules()), list(self._source.modules())
+        if len(modules) != len(sources):
+            raise ValueError("the model has other layers than when its average was made; make the average again.")
         # Caches that were made or have grown since.
-        for module, source in zip(self._module.modules(), self._source.modules(), strict=True):
+        for module, source in zip(modules, sources, strict=True):
             for name, buffer in source._buffers.items():
                 module._buffers[name] = None if buffer is None else buffer.detach().clone()
 
