@@ -78,6 +78,23 @@ def test_half_precision_is_summed_in_64_bits_and_stays_half() -> None:
     assert mean.tensors()["w"].item() == torch.tensor(np.mean(values)).half().item()
 
 
+def test_weights_of_two_precisions_come_out_in_the_wider() -> None:
+    mean = Mean()
+    for dtype in (torch.float32, torch.float16):
+        mean.add(Weights(str(dtype), {"w": torch.tensor([1 / 3], dtype=dtype)}))
+    half = torch.tensor([1 / 3], dtype=torch.float16).double()
+    assert mean.tensors()["w"].dtype == torch.float32
+    assert mean.tensors()["w"].item() == pytest.approx((1 / 3 + half.item()) / 2, abs=1e-7)
+
+
+def test_complex_weights_are_averaged() -> None:
+    mean = Mean()
+    for name, value in (("a", 1 + 2j), ("b", 4j)):
+        mean.add(Weights(name, {"w": torch.tensor([value])}))
+    assert mean.tensors()["w"].dtype == torch.complex64
+    assert mean.tensors()["w"].tolist() == [0.5 + 3j]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -364,6 +381,7 @@ def test_what_cannot_be_averaged_is_one_sentence(
     cases = {
         (one,): "name at least two checkpoints to average.",
         (one, one): f"{one} is named twice.",
+        ("0.pt", "./0.pt", "--no-refresh"): "0.pt is named twice.",
         (one, "nothing"): "there is no checkpoint nothing.",
         (one, f"{finished}@9"): "keeps no checkpoint of epoch 9",
         (one, two, "--network", "ema2"): "has no network 'ema2'; there are: ema, fast_swa, student, swa, teacher.",

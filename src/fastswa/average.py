@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -30,6 +31,7 @@ class Mean:
     def __init__(self) -> None:
         self.names: list[str] = []
         self._sums: dict[str, Tensor] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
         self._last: dict[str, Tensor] = {}
 
     def add(self, weights: Weights) -> None:
@@ -37,19 +39,21 @@ class Mean:
         if self.names:
             refuse_difference(self._last, weights.tensors, self.names[0], weights.name)
         for name, tensor in weights.tensors.items():
-            if not tensor.is_floating_point() or is_statistic(name):
+            if not (tensor.is_floating_point() or tensor.is_complex()) or is_statistic(name):
                 continue
             if not bool(tensor.isfinite().all()):
                 raise RequestError(f"{weights.name}: {name} is not finite; leave this checkpoint out.")
-            self._sums[name] = self._sums[name] + tensor.double() if name in self._sums else tensor.double()
+            wide = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+            self._sums[name] = self._sums[name] + wide if name in self._sums else wide
+            self._dtypes[name] = torch.promote_types(self._dtypes.get(name, tensor.dtype), tensor.dtype)
         self.names.append(weights.name)
         self._last = weights.tensors
 
     def tensors(self) -> dict[str, Tensor]:
-        """The mean so far, each tensor in the precision that it came in."""
+        """The mean so far, each tensor in the widest precision that it came in."""
         count = len(self.names)
         return {
-            name: (self._sums[name] / count).to(tensor.dtype) if name in self._sums else tensor
+            name: (self._sums[name] / count).to(self._dtypes[name]) if name in self._sums else tensor
             for name, tensor in self._last.items()
         }
 
@@ -151,8 +155,9 @@ def _enter(figures: Figures, name: str, stage: Stage) -> None:
 def _refuse_request(names: Sequence[str], out: Path) -> None:
     if len(names) < 2:
         raise RequestError("name at least two checkpoints to average.")
-    for name in names:
-        if names.count(name) > 1:
+    places = [Path(name).resolve() for name in names]
+    for name, place in zip(names, places, strict=True):
+        if places.count(place) > 1:
             raise RequestError(f"{name} is named twice.")
     if out.exists():
         raise RequestError(f"{out} is there already; choose another --out.")
