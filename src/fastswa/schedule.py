@@ -90,6 +90,7 @@ class CyclicCosine:
         return {"epoch": self.epoch, "initial_lr": self._base_rates()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state: its epoch and the base rate of each parameter group."""
         if not {"epoch", "initial_lr"} <= state.keys():
             raise ValueError("this is not the state of a CyclicCosine: it has no epoch or no initial_lr.")
         groups, rates = self.optimizer.param_groups, state["initial_lr"]
