@@ -16,6 +16,7 @@ from fastswa.modelfile import ModelFacts, metadata_of, write_tensors
 from fastswa.stage import Stage, facts_of_run, images_for, stage_for
 from fastswa.training.device import settings_of
 from fastswa.weights import Weights, read_weights
+from fastswa.whole import reason
 
 Say = Callable[[str], None]
 Figures = dict[str, dict[str, dict[str, float]]]
@@ -188,4 +189,4 @@ def _write(out: Path, tensors: dict[str, Tensor], facts: ModelFacts | None) -> N
         out.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(out, {name: tensor.contiguous().clone() for name, tensor in tensors.items()}, metadata)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"cannot write {out}: {getattr(error, 'strerror', None) or error}.") from error
+        raise RunError(f"cannot write {out}: {reason(error)}.") from error

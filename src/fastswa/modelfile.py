@@ -27,6 +27,7 @@ from fastswa.data.features import standardised
 from fastswa.errors import RequestError
 from fastswa.evaluate import evaluating
 from fastswa.registry import nearest
+from fastswa.whole import replacing
 
 # One image in any form that `TrainedModel.predict` takes.
 Picture = np.ndarray | Tensor | Image.Image | str | os.PathLike[str]
@@ -112,10 +113,9 @@ def _write(path: Path, tensors: dict[str, Tensor], facts: ModelFacts) -> None:
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write a safetensors file as a whole."""
-    temporary = path.with_name(f".{path.name}.writing")
-    # Not by save_file, whose files nobody else may read.
-    temporary.write_bytes(save(tensors, metadata=metadata))
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        # Not by save_file, whose files nobody else may read.
+        temporary.write_bytes(save(tensors, metadata=metadata))
 
 
 def metadata_of(facts: ModelFacts) -> dict[str, str]:

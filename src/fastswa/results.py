@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from fastswa.config import to_dict
 from fastswa.errors import RequestError, RunError
 from fastswa.training.folder import RunFolder
 from fastswa.training.run import fingerprint
+from fastswa.whole import replacing
 
 
 def record(run: Path) -> dict[str, Any]:
@@ -53,11 +53,10 @@ def write_record(run: Path, target: Path) -> dict[str, Any]:
     facts = record(run)
     lines = ",\n  ".join(json.dumps(line) for line in facts["metrics"])
     head = json.dumps({name: value for name, value in facts.items() if name != "metrics"}, indent=1)
-    writing = target.with_name(f".{target.name}.writing")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        writing.write_text(f'{head[:-2]},\n "metrics": [\n  {lines}\n ]\n}}\n', "utf-8")
-        os.replace(writing, target)
+        with replacing(target) as writing:
+            writing.write_text(f'{head[:-2]},\n "metrics": [\n  {lines}\n ]\n}}\n', "utf-8")
     except OSError as error:
         raise RunError(f"cannot write {target}: {error.strerror}.") from error
     return facts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from fastswa.analysis.gradients import RECORD, measure
 from fastswa.config import AnalysisConfig
 from fastswa.errors import RunError
 from fastswa.training.loop import Trainer
+from fastswa.whole import replacing
 
 
 class GradientRecorder:
@@ -34,9 +34,8 @@ def _append(file: Path, line: dict[str, Any]) -> None:
     """Add a line; those of its step and later are of a run that was stopped and has come here again."""
     try:
         kept = [text for text in _lines(file) if json.loads(text)["step"] < line["step"]]
-        temporary = file.with_name(f".{file.name}.writing")
-        temporary.write_text("".join(f"{text}\n" for text in [*kept, json.dumps(line)]), "utf-8")
-        os.replace(temporary, file)
+        with replacing(file) as temporary:
+            temporary.write_text("".join(f"{text}\n" for text in [*kept, json.dumps(line)]), "utf-8")
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = getattr(error, "strerror", None) or "it is damaged; take it away"
         raise RunError(f"cannot write {file}: {reason}.") from error

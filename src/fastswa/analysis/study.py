@@ -19,6 +19,7 @@ from fastswa.analysis import STUDIES
 from fastswa.errors import RequestError
 from fastswa.registry import resolve
 from fastswa.tables.figures import save
+from fastswa.whole import replacing
 
 # For runs drawn together: apart in hue and in lightness.
 COLOURS = ("#c0392b", "#1f77b4", "#2e8b57", "#e6892b", "#7d3c98", "#d16ba5")
@@ -80,14 +81,18 @@ def refuse_unwritable(out: Path) -> None:
 
 def write(study: Study, result: Any, out: Path, name: str) -> list[Path]:
     """NAME.json (all arrays), NAME.csv (a table), NAME.svg and NAME.png under `out`."""
-    paths = [out / f"{name}.json", out / f"{name}.csv"]
+    texts = {
+        out / f"{name}.json": json.dumps(plain(result), indent=1) + "\n",
+        out / f"{name}.csv": _csv(study.rows(result)),
+    }
     try:
         out.mkdir(parents=True, exist_ok=True)
-        paths[0].write_text(json.dumps(plain(result), indent=1) + "\n", "utf-8")
-        paths[1].write_text(_csv(study.rows(result)), "utf-8")
+        for path, text in texts.items():
+            with replacing(path) as temporary:
+                temporary.write_text(text, "utf-8")
     except OSError as error:
         raise RequestError(f"cannot write into {out}: {error.strerror}.") from error
-    return paths + save(study.draw(result), out, name)
+    return [*texts, *save(study.draw(result), out, name)]
 
 
 def plain(value: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from fastswa.report.findings import Example, Findings, look_at
 from fastswa.report.page import GENERATOR
 from fastswa.report.record import RunRecord, read_run
 from fastswa.report.run_page import run_page
+from fastswa.whole import replacing
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,9 @@ def refuse_strange(target: Path) -> None:
 
 def write_page(target: Path, content: bytes) -> None:
     """Replace a file as a whole."""
-    temporary = target.with_name(f".{target.name}.writing")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content)
-        os.replace(temporary, target)
+        with replacing(target) as temporary:
+            temporary.write_bytes(content)
     except OSError as error:
         raise RunError(f"cannot write {target}: {error.strerror}.") from error

@@ -18,6 +18,7 @@ from fastswa.registry import nearest
 from fastswa.shorthands import PRESETS
 from fastswa.tables.measured import Result, by_row, load_results, network_name
 from fastswa.tables.rows import TABLES, Row, all_rows
+from fastswa.whole import replacing
 
 # The colours of `fastswa demo`: apart in hue and in lightness. The EMA of Pi takes the teacher's.
 COLOURS = {"student": "#8a8a8a", "teacher": "#1f77b4", "ema": "#1f77b4", "swa": "#e6892b", "fast-swa": "#c0392b"}
@@ -77,9 +78,10 @@ def save(drawn: Any, out: Path, name: str) -> list[Path]:
     try:
         out.mkdir(parents=True, exist_ok=True)
         paths = [out / f"{name}.svg", out / f"{name}.png"]
-        with matplotlib.rc_context({"svg.hashsalt": "fastswa"}):
-            drawn.savefig(paths[0], metadata={"Date": None})
-        drawn.savefig(paths[1], dpi=130)
+        with replacing(paths[0]) as svg, matplotlib.rc_context({"svg.hashsalt": "fastswa"}):
+            drawn.savefig(svg, format="svg", metadata={"Date": None})
+        with replacing(paths[1]) as png:
+            drawn.savefig(png, format="png", dpi=130)
     except OSError as error:
         raise RequestError(f"cannot write into {out}: {error.strerror}.") from error
     finally:

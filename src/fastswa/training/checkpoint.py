@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fastswa import beside
 from fastswa.errors import RequestError, RunError
+from fastswa.whole import reason
 
 _PREFIX, _WRITING = "step-", ".writing-"
 
@@ -93,8 +94,8 @@ def save_checkpoint(
         _flush(folder)
         shutil.rmtree(aside, ignore_errors=True)
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RunError(f"cannot write a checkpoint under {folder}: {reason}.") from error
+        shutil.rmtree(writing, ignore_errors=True)
+        raise RunError(f"cannot write a checkpoint under {folder}: {reason(error)}.") from error
     kept = {f"{_PREFIX}{s:09d}" for s in keep}
     there = _folders(folder)
     passed_over = [f for f in there if f.name > name]
@@ -115,10 +116,9 @@ def load_checkpoint(folder: Path, say: Callable[[str], None], step: int | None =
         try:
             return _read(candidate)
         except (OSError, ValueError, SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or error
             if step is not None:
-                raise RequestError(f"checkpoint {candidate} is damaged: {reason}.") from error
-            say(f"checkpoint {candidate} is damaged: {reason}; falling back to the one before it.")
+                raise RequestError(f"checkpoint {candidate} is damaged: {reason(error)}.") from error
+            say(f"checkpoint {candidate} is damaged: {reason(error)}; falling back to the one before it.")
     return None
 
 

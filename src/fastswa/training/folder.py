@@ -21,6 +21,7 @@ from fastswa.config import AverageConfig, Config
 from fastswa.errors import FastswaError, RequestError, RunError
 from fastswa.layers import build_config, file_layer, to_toml
 from fastswa.modelfile import ModelFacts, read_facts, refuse_several, save_model
+from fastswa.whole import reason, replacing
 
 try:
     import fcntl
@@ -156,10 +157,8 @@ class RunFolder:
 
     def _write(self, name: str, text: str) -> None:
         """Replace a file as a whole."""
-        temporary = self.path / f".{name}.writing"
-        with _writing(self.path / name):
+        with _writing(self.path / name), replacing(self.path / name) as temporary:
             temporary.write_text(text, "utf-8")
-            os.replace(temporary, self.path / name)
 
 
 def preferred(networks: Iterable[str], averaging: Mapping[str, AverageConfig]) -> list[str]:
@@ -183,7 +182,7 @@ def _writing(path: Path, kind: type[FastswaError] = RunError) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise kind(f"cannot write {path}: {getattr(error, 'strerror', None) or error}.") from error
+        raise kind(f"cannot write {path}: {reason(error)}.") from error
 
 
 def environment() -> dict[str, Any]:

@@ -23,6 +23,7 @@ from fastswa.config import CheckpointConfig
 from fastswa.errors import RequestError, RunError
 from fastswa.training.ahead import Behind
 from fastswa.training.checkpoint import Snapshot
+from fastswa.whole import reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,8 +123,7 @@ def _write(folder: Path, snapshot: Snapshot, parameters: set[str], dtype: torch.
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             writing.unlink(missing_ok=True)
-        reason = getattr(error, "strerror", None) or error
-        raise RunError(f"cannot write an iterate into {folder}: {reason}.") from error
+        raise RunError(f"cannot write an iterate into {folder}: {reason(error)}.") from error
 
 
 def iterate_epochs(run: Path) -> dict[float, Path]:
@@ -141,8 +141,7 @@ def load_iterate(file: Path, names: list[str]) -> list[Tensor]:
         with _opened(file) as content:
             return [content.get_tensor(name) for name in names]
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RequestError(f"the iterate {file} is damaged or of another network: {reason}.") from error
+        raise RequestError(f"the iterate {file} is damaged or of another network: {reason(error)}.") from error
 
 
 def _opened(file: Path) -> contextlib.AbstractContextManager[safe_open]:

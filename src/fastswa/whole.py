@@ -1,0 +1,28 @@
+"""Files that are there as a whole or not at all, and why one could not be written."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path beside `path` that takes its place once the block is over; where that fails nothing is left behind."""
+    temporary = path.with_name(f".{path.name}.writing")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        # On a full disk half a file would take the room that is left.
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def reason(error: Exception) -> str:
+    """Why a file could not be written, in the system's words, also where safetensors wraps them in its own."""
+    wrapped = re.search(r"I/O error: (.+) \(os error \d+\)", str(error))
+    return getattr(error, "strerror", None) or (wrapped[1] if wrapped else str(error))
