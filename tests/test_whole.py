@@ -33,9 +33,14 @@ def test_a_file_takes_its_place_once_it_is_whole(tmp_path: Path) -> None:
 def test_what_fails_leaves_the_file_before_and_nothing_beside_it(tmp_path: Path, failure: BaseException) -> None:
     file = tmp_path / "file"
     file.write_text("before")
-    with pytest.raises(type(failure)), replacing(file) as temporary:
-        temporary.write_text("half")
-        raise failure
+
+    def half() -> None:
+        with replacing(file) as temporary:
+            temporary.write_text("half")
+            raise failure
+
+    with pytest.raises(type(failure)):
+        half()
     assert file.read_text() == "before"
     assert list(tmp_path.iterdir()) == [file]
 
