@@ -36,6 +36,7 @@ METHODS = (
 # What is typed in a folder with `place`'s files, and the one sentence that answers it with exit code 2.
 WRONG = {
     "trian": "unknown command 'trian'; did you mean train?",
+    "compare a b": f"unknown command 'compare'; there are: {', '.join(sorted(cli.VERBS))}.",
     "--verion": "unknown command '--verion'; " + nearest("--verion", cli.VERBS),
     "train digits-mean-teacher --model cnn13": "model.name: cnn13 takes images of at least 12x12, not 8x8.",
     "train": ("name a folder of images or a recipe (`fastswa recipes` lists them), --config FILE or --from RUN."),
@@ -106,14 +107,16 @@ WRONG = {
     ),
     "train damaged.npz": "damaged.npz is not an .npz file or is truncated; write it again with numpy.savez.",
     "train none.npz": "none.npz: there is no such file; give the path of an .npz file.",
-    "resume": "name one run folder, not 0.",
+    "resume": "name a run folder.",
     "resume none": "none holds no run: there is no config.toml in it.",
     "resume text.toml": "text.toml holds no run: there is no config.toml in it.",
     "resume taken --seed 4": (
         f"seed cannot change on resume (only {', '.join(RESUMABLE)}); "
         "`fastswa train --from taken --seed …` forks the run instead."
     ),
-    "evaluate": "name one run folder, not 0.",
+    "evaluate": "name a run folder.",
+    "evaluate a b": "name one run folder, not 2.",
+    "train digits-pi --seeds one": "--seeds: 'one' is not a list of whole numbers, such as 10,11,12.",
     "evaluate none": "none holds no run: there is no config.toml in it.",
     "evaluate taken": "taken holds no models yet; finish it with `fastswa resume taken`.",
     "evaluate taken --devcie cpu": "unknown option --devcie for evaluate; did you mean --device?",
@@ -223,6 +226,16 @@ def test_help_names_every_verb_and_every_setting(command: Command) -> None:
     assert command("--version") == (0, f"fastswa {__version__}\n", "")
 
 
+def test_help_fits_the_terminal(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in (60, 80, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        lines = command("--help").out.splitlines()
+        summaries = [line for line in lines if line.startswith(" " * 6)]
+        assert all(len(line) <= min(columns, 120) for line in summaries)
+        said = " ".join(line.strip() for line in summaries)
+        assert said == " ".join(verb.summary for verb in cli.VERBS.values())
+
+
 def test_nobody_reading_the_output_is_no_error() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "fastswa", "recipes"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -320,7 +333,8 @@ def test_people_get_a_line_and_a_table(command: Command, tmp_path: Path) -> None
     table = command("evaluate", run, "--device", "cpu").out
     rows = [[cell.strip() for cell in row.split("│")][1:3] for row in table.splitlines()]
     for name, error in line["error"].items():
-        assert [shown[name], f"{error:.4g}"] in rows
+        assert [shown[name], f"{error:.2f}"] in rows
+    assert "test error, %" in table
 
 
 def test_a_time_limit_saves_and_ends_cleanly(command: Command, finished: Path, tmp_path: Path) -> None:

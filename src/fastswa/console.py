@@ -162,9 +162,10 @@ def print_figures(figures: Mapping[str, Mapping[str, Mapping[str, float]]], titl
     table.add_column("network")
     columns = [(images, figure) for images in figures for figure in next(iter(figures[images].values()))]
     for images, figure in columns:
-        table.add_column(f"{images} {figure.replace('_', ' ')}", justify="right")
+        unit = ", %" if figure.endswith("error") else ""
+        table.add_column(f"{images} {figure.replace('_', ' ')}{unit}", justify="right")
     networks = next(iter(figures.values())) if figures else {}
     for network in networks:
-        values = [f"{figures[images][network][figure]:.4g}" for images, figure in columns]
-        table.add_row(shown(network), *values)
+        values = [(figure, figures[images][network][figure]) for images, figure in columns]
+        table.add_row(shown(network), *(f"{v:.2f}" if figure.endswith("error") else f"{v:.4f}" for figure, v in values))
     Console().print(table)
