@@ -327,7 +327,7 @@ def test_random_images_where_the_runs_own_are_gone(command: Command, tmp_path: P
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("", "name one run folder or model file, not 0."),
+        ("", "name a run folder or model file."),
         ("gone", "there is no model file gone."),
         ("RUN --format tensorflow", "--format: 'tensorflow' is not onnx, torch-export, safetensors."),
         ("RUN --out a.pt", "--out: a.pt must end in .onnx for onnx."),

@@ -65,7 +65,9 @@ class Arguments:
 
     def target(self, what: str) -> str:
         """The one target."""
-        if len(self.targets) != 1:
+        if not self.targets:
+            raise RequestError(f"name a {what}.")
+        if len(self.targets) > 1:
             raise RequestError(f"name one {what}, not {len(self.targets)}.")
         return self.targets[0]
 
@@ -94,7 +96,7 @@ class Arguments:
     def wholes(self, option: str) -> list[int]:
         """A list of whole numbers given with an option."""
         if not all(word.isdigit() for word in self.words(option)):
-            raise RequestError(f"{option}: '{self.options[option]}' is not a list of whole numbers such as 1000,4000.")
+            raise RequestError(f"{option}: '{self.options[option]}' is not a list of whole numbers, such as 10,11,12.")
         return [int(word) for word in self.words(option)]
 
     def __contains__(self, option: str) -> bool:

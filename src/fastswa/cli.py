@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
+from textwrap import wrap
 
 from fastswa import __version__
 from fastswa.arguments import Arguments, Verb
@@ -18,8 +20,11 @@ _STARTED = time.monotonic()
 
 
 def _help() -> str:
-    width = max(len(verb.usage) for verb in VERBS.values())
-    lines = [f"  {verb.usage:<{width}}  {verb.summary}" for verb in VERBS.values()]
+    width = min(shutil.get_terminal_size((120, 0)).columns, 120)
+    indent = " " * 6
+    lines = []
+    for verb in VERBS.values():
+        lines += [f"  {verb.usage}", *wrap(verb.summary, width, initial_indent=indent, subsequent_indent=indent)]
     return "\n".join(
         [
             "fastswa: accurate image classifiers from few labels, by consistency training with fast-SWA.",

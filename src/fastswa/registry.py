@@ -13,7 +13,7 @@ from fastswa.errors import RequestError
 def nearest(name: str, valid: Iterable[str], many: str = "--help lists them all.") -> str:
     """A hint for an unknown name: the nearest valid one, the list of all, or `many` where that is too long."""
     names = sorted(valid)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]}?"
     return f"there are: {', '.join(names)}." if len(names) <= 20 else many

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from made_up import write_result
 
+from conftest import Command
 from fastswa.errors import RequestError
 from fastswa.tables.measured import load_results
 from fastswa.tables.published import all_published
@@ -163,3 +164,15 @@ def test_the_summary_takes_our_last_epoch_and_compares_only_the_same(tmp_path: P
     assert (two["our_error"], two["our_epoch"], two["difference"]) == (11.25, 1200, pytest.approx(0.23))
     assert two["standard_errors"] == pytest.approx(0.23 / (0.23 * math.sqrt(4 / 3)), abs=1e-4)
     assert (four["our_error"], four["our_epoch"], four["difference"]) == (10.3, 240, None)
+
+
+def test_a_place_without_results_is_said_to_have_none(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = command("table", "soa", "--format", "csv")
+    assert answer.code == 0
+    assert answer.err.startswith("fastswa: there is no folder results here, so that nothing counts as measured")
+    assert answer.out.startswith("table,")
+    (tmp_path / "results").mkdir()
+    assert command("table", "soa", "--format", "csv") == (0, answer.out, "")

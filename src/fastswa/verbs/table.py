@@ -7,18 +7,22 @@ from fastswa.errors import RequestError
 
 
 def run(arguments: Arguments) -> int:
+    from fastswa.console import say
     from fastswa.tables.render import print_table, rendered
     from fastswa.tables.table import table, table_names
 
     if not arguments.targets:
         raise RequestError(f"name a table; there are: {', '.join(table_names())}.")
+    folder = results(arguments)
     sheet = table(
         arguments.target("table"),
-        results(arguments),
+        folder,
         labels=arguments.wholes("--labels"),
         methods=arguments.words("--methods"),
         measured_only="--measured" in arguments,
     )
+    if folder is None:
+        say("there is no folder results here, so that nothing counts as measured; --results FOLDER names one.")
     form = "json" if "--json" in arguments else arguments.options.get("--format", "terminal")
     if form == "terminal":
         print_table(sheet)
