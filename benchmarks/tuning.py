@@ -6,8 +6,8 @@
 Trains RECIPE with each combination of values and each seed, with training images held out for validation, and prints
 each network's validation error as runs end, then the means over the seeds; settings given as flags (--epochs 30
 --schedule.length 30 …) hold for all of them. With `--each` it trains RECIPE as it is, and then with one value changed
-at a time: as many candidates as values, and one. Runs are kept in OUT/RECIPE/CANDIDATE/seed-N: what is done is not done
-again, and after `--stop-after` or Ctrl-C, which save what runs, the same command goes on.
+at a time; a value that it has already is left out. Runs are kept in OUT/RECIPE/CANDIDATE/seed-N: what is done is not
+done again, and after `--stop-after` or Ctrl-C, which save what runs, the same command goes on.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from fastswa.config import RESUMABLE, Config, to_dict
 from fastswa.console import ConsoleWatcher, Lane
 from fastswa.errors import FastswaError, RequestError
 from fastswa.layers import build_config, flag_layer, recipe_layer
-from fastswa.sweep import release, sentence_of
+from fastswa.sweep import sentence_of
 from fastswa.training.folder import RunFolder
+from fastswa.training.groups import train_groups
 from fastswa.training.loop import Watcher
-from fastswa.training.run import NewRun, OldRun, RunResult, attempt_together, flatten
+from fastswa.training.run import NewRun, OldRun, RunResult, flatten
 from fastswa.training.seeds import seed_folder
 
 # The splits that results are reported on (10, 11, 12) play no part in the choice.
@@ -120,13 +121,14 @@ def candidates(words: list[str]) -> list[Candidate]:
     except ValueError as error:
         raise RequestError(f"--seeds: '{seeds or fixed['seed']}' are not whole numbers.") from error
     base = (recipe_layer(recipe), {"split": {"validation": validation}}, fixed)
-    found = []
+    found: list[Candidate] = []
     for seed, settings in itertools.product(chosen, combinations(axes, each)):
         flags = flag_layer([f"--{name}={value}" for name, value in settings.items()])
         text = " ".join(f"{name}={value}" for name, value in settings.items())
         folder = out / recipe / (text.replace(" ", "+").replace("/", "_") or "as-it-is")
         config = build_config(*base, flags, {"seed": seed})
-        found.append(Candidate(f"{recipe} {text or 'as it is'}", config, seed_folder(folder, seed)))
+        if all(config != one.config for one in found):
+            found.append(Candidate(f"{recipe} {text or 'as it is'}", config, seed_folder(folder, seed)))
     return found
 
 
@@ -158,19 +160,15 @@ class Tuning:
 
     def train(self, watcher: ConsoleWatcher) -> None:
         waiting = [one for one in self.asked if one.name not in self.lines]
-        for begin in range(0, len(waiting), self.together):
-            group = waiting[begin : begin + self.together]
-            if watcher.should_stop():
-                return
-            runs = [one.run(Untested(watcher, one.name, f"{one.name}  ")) for one in group]
-            for one, outcome in zip(group, attempt_together(runs, say), strict=True):
-                if not isinstance(outcome, RunResult):
-                    self.failed = True
-                    print(f"{one.name}: failed: {sentence_of(outcome)}", flush=True)
-                elif outcome.finished:
-                    self.lines[one.name] = outcome.metrics[-1]
-                    self.tell(one)
-            release()
+        runs = (one.run(Untested(watcher, one.name, f"{one.name}  ")) for one in waiting)
+        for k, outcome in train_groups(runs, self.together, say, stopping=watcher.should_stop):
+            one = waiting[k]
+            if not isinstance(outcome, RunResult):
+                self.failed = True
+                print(f"{one.name}: failed: {sentence_of(outcome)}", flush=True)
+            elif outcome.finished:
+                self.lines[one.name] = outcome.metrics[-1]
+                self.tell(one)
 
     def tell(self, one: Candidate, how: str = "") -> None:
         last = self.lines[one.name]

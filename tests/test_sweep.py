@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from conftest import Command
-from fastswa import sweep as sweeps
 from fastswa.config import to_dict
 from fastswa.errors import RequestError
 from fastswa.layers import build_config, merge, recipe_layer
@@ -21,6 +20,7 @@ from fastswa.sweep import Cell, Sweep, plan_sweep
 from fastswa.tables import measured
 from fastswa.tables import runs as table_runs
 from fastswa.tables.rows import Row, all_rows
+from fastswa.training import groups
 from fastswa.training import run as runs
 from fastswa.training.lanes import Lanes
 from fastswa.training.run import RunResult
@@ -250,24 +250,27 @@ def test_several_take_turns(home: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_does_not_fit_beside_others_is_tried_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    groups: list[int] = []
-    real = sweeps.attempt_together
+    sizes: list[int] = []
+    real = groups.attempt_together
 
     def small(attempts: Sequence[Any], say: Any, began: float | None) -> list[RunResult | Exception]:
-        groups.append(len(attempts))
+        sizes.append(len(attempts))
         outcomes = real(attempts[:1], say, began=began)
         return [*outcomes, *(torch.OutOfMemoryError("CUDA out of memory") for _ in attempts[1:])]
 
-    monkeypatch.setattr(sweeps, "attempt_together", small)
+    monkeypatch.setattr(groups, "attempt_together", small)
     ended, said = sweep(home, cells_of(home, seeds=(3, 4, 5)), together=3)
-    assert groups == [3, 1, 1]
+    assert sizes == [3, 1, 1]
     assert statuses(ended) == [(3, "done"), (4, "done"), (5, "done")]
-    assert said[0] == f"{MT}-seed-4 found too little memory beside the others; it is tried again alone."
+    assert (
+        said[0]
+        == f"{home / 'runs' / MT / 'seed-4'} found too little memory beside the others; it is tried again alone."
+    )
 
 
 def test_a_lost_gpu_ends_the_sweep_but_not_its_report(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = RuntimeError("CUDA error: an illegal memory access was encountered")
-    monkeypatch.setattr(sweeps, "attempt_together", lambda attempts, say, began: [lost for _ in attempts])
+    monkeypatch.setattr(groups, "attempt_together", lambda attempts, say, began: [lost for _ in attempts])
     ended, said = sweep(home, cells_of(home, seeds=(3, 4)))
     assert statuses(ended) == [(3, "failed"), (4, "missing")]
     assert said[-1].startswith("the GPU can no longer be used by this process")

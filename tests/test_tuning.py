@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from fastswa.console import ConsoleWatcher
+from fastswa.training import groups
 
 HOME = Path(__file__).parents[1]
 # Twelve steps of a small network; 100 of the digits are held out.
@@ -89,12 +90,19 @@ def test_one_value_changes_at_a_time_or_all_are_combined(tuning: ModuleType) -> 
     assert tuning.combinations(axes, each=False) == [{"a": "1", "b": "3"}, {"a": "2", "b": "3"}]
 
 
+def test_a_value_that_the_recipe_has_is_not_tried_twice(tuning: ModuleType, tmp_path: Path) -> None:
+    words = ["cifar10-cnn-temporal-ensembling-4k", "method.weight=10,30,100", "--each", "--out", str(tmp_path)]
+    tried = [one.config.method.weight for one in tuning.candidates(words)]
+    assert sorted(tried) == [10, 30, 100]
+    assert tried[0] == 30
+
+
 def test_runs_are_kept_and_not_trained_again(
     tuning: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [*SMALL[:1], "optimiser.lr=0.05,0.1", *SMALL[1:], "--seeds", "101,102", "--out", str(tmp_path)]
     released = []
-    monkeypatch.setattr(tuning, "release", lambda: released.append(True))
+    monkeypatch.setattr(groups, "release", lambda: released.append(True))
     assert tuning.main(list(words)) == 0
     first = capsys.readouterr().out.splitlines()
     assert len(released) == 2  # two groups of two
@@ -107,7 +115,7 @@ def test_runs_are_kept_and_not_trained_again(
     students = [float(re.findall(r"student (\S+)", line)[0]) for line in first]
     assert students[4] == pytest.approx((students[0] + students[2]) / 2, abs=0.006)
     assert (tmp_path / "digits-fixmatch" / "optimiser.lr=0.05" / "seed-102" / "model.safetensors").exists()
-    monkeypatch.setattr(tuning, "attempt_together", None)  # nothing may be trained
+    monkeypatch.setattr(groups, "attempt_together", None)  # nothing may be trained
     assert tuning.main(list(words)) == 0
     second = capsys.readouterr().out.splitlines()
     assert [line.replace(" there already", "") for line in second] == first

@@ -98,7 +98,9 @@ class ConsoleWatcher:
         elif finished and len(results) == 1:
             print(f"{path}: done; the model to use is {results[0].path / 'model.safetensors'}")
         elif finished:
-            print(f"{path}: done; mean and std over {len(results)} seeds are in {path / 'summary.json'}")
+            summary = path / "summary.json"
+            seeds = len(json.loads(summary.read_text("utf-8"))["runs"])
+            print(f"{path}: done; mean and std over {seeds} seeds are in {summary}")
         if report is not None and not as_json:
             print(f"{path}: the report is {report}")
         if not finished:

@@ -6,14 +6,10 @@ to the epoch that is wanted; else its run folder is gone on with, or made.
 
 from __future__ import annotations
 
-import gc
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
-
-import torch
 
 from fastswa.config import RESUMABLE, AverageConfig, Config
 from fastswa.data.sources import place
@@ -25,12 +21,12 @@ from fastswa.tables.measured import Result, differences, load_results, of_layer
 from fastswa.tables.runs import TableRun, runs_of, swept_tables
 from fastswa.training.device import choose_compute
 from fastswa.training.folder import RunFolder
+from fastswa.training.groups import TOGETHER, train_groups
 from fastswa.training.loop import Watcher
-from fastswa.training.run import NewRun, OldRun, RunResult, Say, attempt_together, flatten
+from fastswa.training.run import NewRun, OldRun, RunResult, Say, flatten
 from fastswa.training.seeds import seed_folder
 
 SEEDS = (10, 11, 12)
-TOGETHER = {"cuda": 3, "cpu": 1}
 _LISTED = "--dry-run lists them all."
 Status = Literal["done", "missing", "begun", "unavailable", "failed", "stopped"]
 
@@ -216,45 +212,24 @@ class Sweep:
     say: Say
     began: float | None = None
     ended: dict[str, Cell] = field(default_factory=dict)
-    lost: bool = False
 
     def run(self) -> list[Cell]:
         """Every cell as it stands in the end."""
         waiting = [cell for cell in self.cells if cell.status in ("missing", "begun")]
-        crowded: list[Cell] = []
-        for group in _groups(waiting, self.together):
-            if not (self.lost or self.stopping()):
-                crowded += self._train(group)
-        # What did not fit beside others may fit alone.
-        for cell in crowded:
-            if not (self.lost or self.stopping()):
-                self._train([cell])
+        runs = map(self._run_of, waiting)
+        for number, outcome in train_groups(runs, self.together, self.say, began=self.began, stopping=self.stopping):
+            self._ended(waiting[number], outcome)
         return [self.ended.get(cell.name, cell) for cell in self.cells]
 
-    def _train(self, group: list[Cell]) -> list[Cell]:
-        """Train some cells at once; those are given back for which the memory of the device was too small."""
-        crowded = []
-        began, self.began = self.began, None
-        outcomes = attempt_together([self._run_of(cell) for cell in group], self.say, began=began)
-        for cell, outcome in zip(group, outcomes, strict=True):
-            if isinstance(outcome, torch.OutOfMemoryError) and len(group) > 1:
-                self.say(f"{cell.name} found too little memory beside the others; it is tried again alone.")
-                crowded.append(_now(cell))
-            elif isinstance(outcome, Exception):
-                self._end(cell, "failed", sentence_of(outcome))
-                self.say(f"{cell.name} failed: {sentence_of(outcome)}")
-            elif outcome.finished:
-                self._keep(cell, outcome)
-            else:
-                last = outcome.metrics[-1]["epoch"] if outcome.metrics else 0
-                self._end(cell, "stopped", f"after epoch {last} of {cell.epochs}")
-        if any(_is_lost(outcome) for outcome in outcomes):
-            self.lost = True
-            self.say("the GPU can no longer be used by this process; run the same command again to go on.")
+    def _ended(self, cell: Cell, outcome: RunResult | Exception) -> None:
+        if isinstance(outcome, Exception):
+            self._end(cell, "failed", sentence_of(outcome))
+            self.say(f"{cell.name} failed: {sentence_of(outcome)}")
+        elif outcome.finished:
+            self._keep(cell, outcome)
         else:
-            outcomes.clear()  # with the exceptions goes what they hold on to
-            release()
-        return crowded
+            last = outcome.metrics[-1]["epoch"] if outcome.metrics else 0
+            self._end(cell, "stopped", f"after epoch {last} of {cell.epochs}")
 
     def _run_of(self, cell: Cell) -> NewRun | OldRun:
         if cell.status == "missing":
@@ -307,32 +282,7 @@ def _with_lines_to_come(metrics: list[dict[str, Any]], config: Config) -> list[d
     return [*metrics, *({"epoch": epoch, "error": dict.fromkeys(names)} for epoch in ahead)]
 
 
-def _groups(cells: Sequence[Cell], size: int) -> Iterator[list[Cell]]:
-    for start in range(0, len(cells), size):
-        yield list(cells[start : start + size])
-
-
-def _now(cell: Cell) -> Cell:
-    """A cell whose run may have been begun meanwhile."""
-    begun = (cell.path / "config.toml").exists()
-    return replace(cell, status="begun" if begun else "missing")
-
-
 def sentence_of(error: Exception) -> str:
     if isinstance(error, FastswaError):
         return str(error)
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-
-
-def _is_lost(outcome: RunResult | Exception) -> bool:
-    """Whether an error has left the GPU useless to this process."""
-    return isinstance(outcome, RuntimeError) and "CUDA error" in str(outcome)
-
-
-def release() -> None:
-    """Give back what finished runs held, torch.compile's memory of their steps included: it is bounded."""
-    gc.collect()
-    if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

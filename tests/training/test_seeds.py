@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import mean, stdev
 
+import pytest
+
 from conftest import Command
+from fastswa.config import Config
+from fastswa.training import groups
 from fastswa.training.lanes import Lanes
-from fastswa.training.run import RunResult
-from fastswa.training.seeds import summarise
-from tiny_runs import FLAGS, StoppingWatcher, assert_same_run, make_trainer, metrics, tiny, train
+from fastswa.training.run import NewRun, RunResult, Say
+from fastswa.training.seeds import resume_seeds, summarise, train_seeds
+from tiny_runs import FLAGS, StoppingWatcher, assert_same_run, make_trainer, metrics, quiet, tiny, train
 
 SHORT = FLAGS[2:]
 
@@ -37,6 +42,74 @@ def test_a_folder_of_seeds_is_extended_as_a_whole(command: Command, tmp_path: Pa
         train(tiny({"seed": seed}), tmp_path / f"solo-{seed}")
         assert_same_run(out / f"seed-{seed}", tmp_path / f"solo-{seed}")
     assert list(json.loads((out / "summary.json").read_text())["error"]) == ["1", "2", "3", "4"]
+
+
+def test_seeds_trained_later_into_the_same_folder_join_the_summary(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    settings = ["digits-mean-teacher", "--out", out, "--no-report", *SHORT, "--epochs", "1"]
+    assert command("train", "--seeds", "3,4", *settings).code == 0
+    answer = command("train", "--seeds", "5,6", *settings)
+    assert answer.out == f"{out}: done; mean and std over 4 seeds are in {out}/summary.json\n"
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["runs"] == ["seed-3", "seed-4", "seed-5", "seed-6"]
+    assert summary["error"]["1"]["student"]["n"] == 4
+    answer = command("train", "--seeds", "7,8", *settings, "--optimiser.lr", "0.02")
+    assert f"fastswa: {out}/seed-3 has another optimiser.lr; {out}/summary.json leaves it out.\n" in answer.err
+    assert json.loads((out / "summary.json").read_text())["runs"] == ["seed-7", "seed-8"]
+
+
+def test_a_seed_that_fails_is_named_and_the_others_are_summed_up(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = NewRun.settings
+
+    def doomed(run: NewRun) -> Config:
+        config = real(run)
+        rate = 1e38 if config.seed == 4 else config.optimiser.lr
+        return config.model_copy(update={"optimiser": config.optimiser.model_copy(update={"lr": rate})})
+
+    monkeypatch.setattr(NewRun, "settings", doomed)
+    out = tmp_path / "runs"
+    answer = command("train", "digits-mean-teacher", "--seeds", "3,4,5", "--out", out, "--no-report", *SHORT)
+    assert answer.code == 1
+    assert answer.err.splitlines()[-1].startswith("fastswa: seed-4: ")
+    assert "no longer finite" in answer.err
+    assert json.loads((out / "summary.json").read_text())["runs"] == ["seed-3", "seed-5"]
+
+
+def test_what_every_seed_lacks_is_said_once_and_leaves_nothing_behind(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    answer = command("train", "digits-mean-teacher", "--seeds", "3,4", "--out", out, *SHORT, "--split.labels", "99999")
+    assert answer.code == 2
+    assert answer.err.startswith("fastswa: split.labels")
+    assert answer.err.count("\n") == 1
+    assert not out.exists()
+
+
+def test_many_seeds_are_trained_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    real = groups.attempt_together
+
+    def counted(attempts: Sequence[NewRun], say: Say, began: float | None) -> list[RunResult | Exception]:
+        sizes.append(len(attempts))
+        return real(attempts, say, began=began)
+
+    monkeypatch.setattr(groups, "attempt_together", counted)
+    monkeypatch.setitem(groups.TOGETHER, "cpu", 3)
+    configs = [tiny({"seed": seed, "schedule": {"epochs": 1, "length": 1}}) for seed in range(7)]
+    results = train_seeds(configs, tmp_path, {seed: StoppingWatcher() for seed in range(7)}, quiet)
+    assert sizes == [3, 3, 1]
+    assert [result.path.name for result in results] == [f"seed-{seed}" for seed in range(7)]
+
+
+def test_a_stopped_command_leaves_every_seed_begun(tmp_path: Path) -> None:
+    """So that going on with the folder is going on with all of them."""
+    watchers = {seed: StoppingWatcher(stop=2) for seed in (3, 4)}
+    train_seeds([tiny({"seed": seed}) for seed in (3, 4)], tmp_path / "runs", watchers, quiet)
+    resume_seeds(tmp_path / "runs", {}, {seed: StoppingWatcher() for seed in (3, 4)}, quiet)
+    for seed in (3, 4):
+        train(tiny({"seed": seed}), tmp_path / f"solo-{seed}")
+        assert_same_run(tmp_path / "runs" / f"seed-{seed}", tmp_path / f"solo-{seed}")
 
 
 def test_a_seed_named_twice_is_refused(command: Command, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from fastswa.training.device import Compute
 from fastswa.training.folder import RunFolder
 from fastswa.training.lanes import Lanes
 from fastswa.training.run import NewRun, OldRun, RunResult, attempt_together, train_together
-from tiny_runs import StoppingWatcher, assert_same_run, go_on, tiny, train
+from tiny_runs import StoppingWatcher, assert_same_run, go_on, quiet, tiny, train
 
 
 class Turns(Lanes):
@@ -34,10 +34,6 @@ class Turns(Lanes):
 @pytest.fixture
 def turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "Lanes", Turns)
-
-
-def quiet(message: str) -> None:
-    raise AssertionError(message)
 
 
 @pytest.mark.usefixtures("turns")

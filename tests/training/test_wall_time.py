@@ -16,7 +16,7 @@ from fastswa.training import run as runs
 from fastswa.training.checkpoint import _digest
 from fastswa.training.folder import RunFolder
 from fastswa.training.run import NewRun, train_new, train_together
-from tiny_runs import FLAGS, TINY, Killed, StoppingWatcher, checkpoint, go_on, tiny, train
+from tiny_runs import FLAGS, TINY, Killed, StoppingWatcher, checkpoint, go_on, quiet, tiny, train
 
 HOUR = 3600.0
 
@@ -27,10 +27,6 @@ class Sleepy(StoppingWatcher):
     def evaluated(self, line: Any) -> None:
         time.sleep(0.1)
         super().evaluated(line)
-
-
-def quiet(message: str) -> None:
-    raise AssertionError(message)
 
 
 def wall(run: Path) -> float | None:

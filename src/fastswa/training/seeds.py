@@ -8,11 +8,14 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from fastswa.config import Config
-from fastswa.errors import RequestError
+from fastswa.config import RESUMABLE, Config, to_dict
+from fastswa.errors import FastswaError, RequestError
 from fastswa.training.budget import Budget
+from fastswa.training.device import choose_compute
+from fastswa.training.folder import RunFolder
+from fastswa.training.groups import TOGETHER, train_groups
 from fastswa.training.loop import Watcher
-from fastswa.training.run import NewRun, OldRun, RunResult, Say, train_together
+from fastswa.training.run import NewRun, OldRun, RunResult, Say, flatten
 
 
 def seed_folder(out: Path, seed: int) -> Path:
@@ -29,7 +32,7 @@ def train_seeds(
     tell: Say | None = None,
     began: float | None = None,
 ) -> list[RunResult]:
-    """Train one run a configuration, which differ in their seed, into OUT/seed-N; summary.json sums them up.
+    """Train one run a configuration, which differ in their seed, into OUT/seed-N; summary.json sums up all there.
 
     `budget` gives all of them one length, as if each ran alone; `tell` hears what was chosen for the first.
     """
@@ -37,19 +40,56 @@ def train_seeds(
         NewRun(config, seed_folder(out, config.seed), watchers[config.seed], budget, None if number else tell)
         for number, config in enumerate(configs)
     ]
-    results = train_together(runs, say, began=began)
-    write_summary(out, results)
-    return results
+    return _train(runs, out, say, began)
 
 
 def resume_seeds(
     out: Path, changes: Mapping[str, Any], watchers: Mapping[int, Watcher], say: Say, *, began: float | None = None
 ) -> list[RunResult]:
     """Go on with every run under OUT, together as they began."""
-    runs = [OldRun(path, watchers[seed], changes) for seed, path in seeds_under(out).items()]
-    results = train_together(runs, say, began=began)
-    write_summary(out, results)
-    return results
+    return _train([OldRun(path, watchers[seed], changes) for seed, path in seeds_under(out).items()], out, say, began)
+
+
+def _train(runs: Sequence[NewRun | OldRun], out: Path, say: Say, began: float | None) -> list[RunResult]:
+    """Every run to its end, and their summary; what one lacks is said before any starts, what fails after the rest."""
+    together = {TOGETHER[choose_compute(run.settings().device).device.type] for run in runs}
+    results, failures = dict[int, RunResult](), dict[int, Exception]()
+    for number, outcome in train_groups(runs, min(together), say, began=began):
+        if isinstance(outcome, RunResult):
+            results[number] = outcome
+        else:
+            failures[number] = outcome
+    done = [results[number] for number in sorted(results)]
+    if done:
+        write_summary(out, [*_others(out, done, say), *done])
+    for number, error in sorted(failures.items()):
+        alike = len(failures) == len(runs) and len({str(each) for each in failures.values()}) == 1
+        if alike or not isinstance(error, FastswaError):
+            raise error
+        raise type(error)(f"{runs[number].path.name}: {error}") from error
+    return done
+
+
+def _others(out: Path, done: Sequence[RunResult], say: Say) -> list[RunResult]:
+    """Runs of other seeds that lie there already; those with other settings are left out, and said."""
+    found, ours = [], _compared(done[0].path)
+    for path in seeds_under(out).values():
+        if path in {result.path for result in done}:
+            continue
+        theirs = _compared(path)
+        unlike = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+        if unlike:
+            say(f"{path} has another {unlike[0]}; {out / 'summary.json'} leaves it out.")
+        else:
+            metrics = RunFolder(path).metrics()
+            found.append(RunResult(path, metrics, (path / "model.safetensors").exists()))
+    return found
+
+
+def _compared(run: Path) -> dict[str, Any]:
+    """The settings in which runs of one recipe do not differ."""
+    settings = flatten(to_dict(RunFolder(run).config()))
+    return {name: value for name, value in settings.items() if name not in {*RESUMABLE, "seed", "split.seed"}}
 
 
 def seeds_under(out: Path) -> dict[int, Path]:
