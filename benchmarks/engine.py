@@ -207,7 +207,12 @@ def main() -> None:
         report["edges, s"] = {name: round(value, 4) for name, value in found.items()}
         report["edges' share of the time"] = round(share(found, ms * material.plan.steps / 1e3), 4)
         if compute.device.type == "cuda":
-            report["memory of one run, MiB"] = round(torch.cuda.max_memory_allocated() / 2**20)
+            free, whole = torch.cuda.mem_get_info()
+            report["memory of one run, MiB"] = {
+                "its tensors at most": round(torch.cuda.max_memory_allocated() / 2**20),
+                "held by torch": round(torch.cuda.max_memory_reserved() / 2**20),
+                "taken of the GPU, with its context": round((whole - free) / 2**20),
+            }
             report["every-step average, share of a step"] = {
                 name: round(value, 4) for name, value in every_step(config, runs[0], compute).items()
             }

@@ -9,6 +9,8 @@ import torch
 
 from fastswa import beside
 from fastswa.errors import RequestError
+from fastswa.training.device import Compute
+from fastswa.training.lanes import MOST, Lanes
 
 GPU = torch.device("cuda", 0)
 
@@ -48,3 +50,15 @@ def test_more_than_there_are_is_refused() -> None:
         beside.own(GPU, "lane", number)
     with pytest.raises(RequestError, match="train fewer together"):
         beside.own(GPU, "lane", beside.POOL)
+
+
+@pytest.mark.parametrize("engine", ["graph", "eager"])
+def test_as_many_runs_as_are_let_have_streams_for_everything(engine: str) -> None:
+    lanes = Lanes(Compute(GPU, "bf16", engine, deterministic=False))
+    assert lanes.at_once(MOST) == MOST
+    for number in range(MOST):
+        for purpose in ("lane", "capture", "beside"):
+            beside.own(GPU, purpose, number)
+    beside.own(GPU, "checkpoints")
+    with pytest.raises(RequestError, match=f"{MOST + 1} runs at once are too many for a GPU; train {MOST} together"):
+        lanes.at_once(MOST + 1)

@@ -126,6 +126,10 @@ def bench_model(
     compute = choose_compute(config.device)
     if dataset is None:
         dataset = load_data(config) if config.data.source == "digits" else random_images()
+    if config.batch.size > len(dataset.train):
+        raise RequestError(
+            f"--batch: {config.batch.size} images a step are more than the {len(dataset.train)} there are."
+        )
     engines = ("eager", "graph", "compiled") if compute.device.type == "cuda" else ("eager", *_compiled_on_cpu())
     measured: dict[str, tuple[float, float | None]] = {}
     with settings_of(compute, config.device.threads):

@@ -14,6 +14,11 @@ _TRITON = find_spec("triton") is not None
 _NARROW = (torch.bfloat16, torch.float16, torch.float32)
 
 
+def available() -> bool:
+    """Whether there is Triton, which kernels are written for and torch.compile needs on a GPU."""
+    return _TRITON
+
+
 # What is read ahead of the first step, where something is.
 _ahead: list[Thread] = []
 
@@ -21,7 +26,8 @@ _ahead: list[Thread] = []
 def foresee(device: torch.device) -> None:
     """Begin to read what the first step on a GPU will need, while images are read: Triton's and cuDNN's libraries."""
     if _TRITON and device.type == "cuda":
-        _ahead.append(Thread(target=_read_libraries, args=(device,), daemon=True, name="libraries"))
+        # Waited for where a command ends before its first step: torch does not take a thread's sudden death well.
+        _ahead.append(Thread(target=_read_libraries, args=(device,), name="libraries"))
         _ahead[-1].start()
 
 
@@ -31,6 +37,7 @@ def _read_libraries(device: torch.device) -> None:
         from triton.runtime.cache import triton_key
 
         triton_key()  # a hash of all of Triton, kept: the name of every compiled kernel contains it
+    with suppress(Exception):
         image = torch.zeros(1, 16, 8, 8, device=device, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
         torch.nn.functional.conv2d(image, image, padding=1)
 

@@ -12,6 +12,7 @@ from functools import cache
 
 import torch
 
+from fastswa import kernels
 from fastswa.config import DeviceConfig
 from fastswa.errors import RequestError
 
@@ -60,11 +61,18 @@ def choose_compute(config: DeviceConfig) -> Compute:
         raise RequestError("device.precision: tf32 exists on CUDA devices only; use fp32.")
     engine: str = config.engine
     if engine == "auto":
-        # Compiled kernels are chosen by timing them, so their rounding may differ from one start to the next. Otherwise
-        # what is fastest on a GPU depends on the step, which decides.
+        # What is fastest on a GPU depends on the step, which decides.
         engine = "eager" if not cuda else "graph" if config.deterministic else "auto"
     if engine == "graph" and not cuda:
         raise RequestError("device.engine: graph needs a CUDA device; use eager.")
+    if engine == "compiled" and cuda:
+        if not kernels.available():
+            raise RequestError("device.engine: compiled needs Triton on a GPU, and it is not installed; use graph.")
+        if config.deterministic:
+            raise RequestError(
+                "device.engine: compiled chooses kernels by timing them, and their rounding with them; "
+                "use graph with --deterministic."
+            )
     if engine == "compiled" and not cuda:
         from torch._inductor.cpu_vec_isa import pick_vec_isa
 

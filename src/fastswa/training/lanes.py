@@ -12,8 +12,11 @@ from typing import TypeVar
 import torch
 
 from fastswa import beside
+from fastswa.errors import RequestError
 from fastswa.training.device import Compute
 
+# Each takes a lane, a stream to be captured on and one beside it, and checkpoints have one for all.
+MOST = (beside.POOL - 1) // 3
 Made = TypeVar("Made")
 
 
@@ -29,7 +32,9 @@ class Lanes:
         self.running = 1
 
     def at_once(self, runs: int) -> int:
-        """How many of `runs` share the device when they begin."""
+        """How many of `runs` share the device when they begin; refuses what its streams would not do for."""
+        if self._cuda and runs > MOST:
+            raise RequestError(f"{runs} runs at once are too many for a GPU; train {MOST} together at most.")
         return runs if self._cuda else 1
 
     def _lane(self, number: int) -> AbstractContextManager[object]:

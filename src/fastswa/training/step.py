@@ -56,7 +56,8 @@ class Step:
             return self.compute.engine
         strong = self.augment.student == "strong" or self.state.method.strong_views
         drawn = self.augment.draws(self.pixels) and (not strong or self.augment.draws_strong(self.pixels))
-        return "graph" if drawn and isinstance(self.state.student, Convolutional) else "compiled"
+        ours = drawn and isinstance(self.state.student, Convolutional)
+        return "graph" if ours or not kernels.available() else "compiled"
 
     def rehearse(self) -> None:
         """Compile its kernels, all at once; nothing of the state is changed."""

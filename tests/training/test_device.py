@@ -1,0 +1,50 @@
+"""What is computed with: engines that a device, its deterministic mode or a missing Triton does not allow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastswa import kernels
+from fastswa.config import DeviceConfig
+from fastswa.errors import RequestError
+from fastswa.training.device import choose_compute
+from tiny_runs import make_trainer, tiny
+
+
+@pytest.fixture
+def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU, as far as can be asked for without using it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(kernels, "_TRITON", True)
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_a_gpu_takes_the_fastest_that_repeats_itself_where_that_is_asked_for() -> None:
+    assert choose_compute(DeviceConfig()).engine == "auto"
+    assert choose_compute(DeviceConfig(deterministic=True)).engine == "graph"
+    assert choose_compute(DeviceConfig(engine="compiled")).engine == "compiled"
+    with pytest.raises(RequestError, match="use graph with --deterministic"):
+        choose_compute(DeviceConfig(engine="compiled", deterministic=True))
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_without_triton_nothing_is_compiled_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_TRITON", False)
+    with pytest.raises(RequestError, match="compiled needs Triton on a GPU, and it is not installed; use graph"):
+        choose_compute(DeviceConfig(engine="compiled"))
+
+
+@pytest.mark.parametrize(("triton", "engine"), [(True, "compiled"), (False, "graph")])
+def test_what_has_no_kernels_is_compiled_only_where_it_can_be(
+    triton: bool, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = make_trainer(tiny(), tmp_path / "run").step  # on a CPU, where no kernel is ours
+    step.compute = replace(step.compute, engine="auto")
+    monkeypatch.setattr(kernels, "_TRITON", triton)
+    assert step.engine == engine
