@@ -91,6 +91,18 @@ class SecretTerm(MeanTeacher):
         return {**terms, "secret": terms["classification"]}
 
 
+class TermOfEachImage(MeanTeacher):
+    def losses(self, batch: Batch, student: Network, target: Tensor | None) -> Terms:
+        terms = super().losses(batch, student, target)
+        return {**terms, "consistency": terms["consistency"].expand(len(batch.index))}
+
+
+class TermOutsideTorch(MeanTeacher):
+    def losses(self, batch: Batch, student: Network, target: Tensor | None) -> Terms:
+        terms: Any = super().losses(batch, student, target)
+        return {**terms, "consistency": 0.5}
+
+
 class Breaking(MeanTeacher):
     """Gives NaN from epoch 2 on, which it knows by the consistency weight."""
 
@@ -147,6 +159,14 @@ def test_a_term_that_is_declared_but_missing_trips(monkeypatch: pytest.MonkeyPat
     assert trips(tmp_path / "run") == "method mean-teacher declares the term 'consistency' but does not compute it."
     use(monkeypatch, "SecretTerm")
     assert trips(tmp_path / "run") == "method mean-teacher computes the term 'secret' but does not declare it."
+
+
+@pytest.mark.parametrize("name", ["TermOfEachImage", "TermOutsideTorch"])
+def test_a_term_that_is_not_one_number_trips(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use(monkeypatch, name)
+    assert trips(tmp_path / "run") == (
+        "method mean-teacher: the term 'consistency' is not a tensor of one number; take the mean over images."
+    )
 
 
 def test_a_term_that_stops_at_a_head_trips(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

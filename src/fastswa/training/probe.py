@@ -70,6 +70,11 @@ def _check_terms(state: State, terms: Terms, teacher: list[nn.Parameter]) -> Non
         raise RunError(f"method {name} declares the term '{term}' but does not compute it.")
     for term in sorted(terms.keys() - declared.keys()):
         raise RunError(f"method {name} computes the term '{term}' but does not declare it.")
+    for term, value in terms.items():
+        if not isinstance(value, Tensor) or value.dim() > 0:
+            raise RunError(
+                f"method {name}: the term '{term}' is not a tensor of one number; take the mean over images."
+            )
     for term, network in declared.items():
         if not _reaches(terms[term], [_first_layer(state.networks()[network])]):
             raise RunError(
