@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -38,6 +39,20 @@ def test_the_plain_loop_prints_three_networks() -> None:
     # Cycles of two epochs after the eighth; fast-SWA begins a cycle earlier and takes each of the four steps an epoch.
     assert list(found) == ["last iterate", "SWA of 3", "fast-SWA of 25"]
     assert max(found.values()) < 50
+
+
+def test_a_method_of_ones_own_trains_on_its_own_terms(tmp_path: Path) -> None:
+    def own(*words: str) -> subprocess.CompletedProcess[str]:
+        program = [sys.executable, str(EXAMPLES / "own_method.py"), "train", "digits-pi", "--method", "minimum-entropy"]
+        return subprocess.run([*program, *words], capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    answer = own("--batch.steps", "3", "--epochs", "1", "--model.width", "8", "--no-report", "--out", "run")
+    assert answer.returncode == 0, answer.stderr
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    assert line["loss"].keys() == {"classification", "entropy"}
+    assert line["loss"]["entropy"] > 0
+    refused = own("--method.tie", "1").stderr
+    assert refused == "fastswa: method.tie has no effect on the method minimum-entropy; leave it out.\n"
 
 
 def pictures(folder: Path) -> None:
