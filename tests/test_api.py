@@ -40,6 +40,13 @@ def test_a_seed_given_to_fit_also_chooses_the_split(tmp_path: Path) -> None:
         assert (config.seed, config.split.seed) == (7, 7)
 
 
+def test_fit_takes_the_path_of_ones_own_images(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (30, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "own.npz", x_train=images, y_train=np.arange(30) % 3)
+    run = fastswa.fit(tmp_path / "own.npz", out=tmp_path / "run", settings={"schedule": {"epochs": 0}})
+    assert RunFolder(run.path).config().data.source == str(tmp_path / "own.npz")
+
+
 def test_fit_says_nothing_and_refuses_as_the_command_does(
     finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

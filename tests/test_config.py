@@ -48,6 +48,9 @@ def refusal(*layers: Mapping[str, Any]) -> str:
         ({"optimizer": {"lr": 1}}, "unknown setting optimizer; did you mean optimiser?"),
         ({"method": {"teacher_decai": 0.9}}, "unknown setting method.teacher_decai; did you mean teacher_decay?"),
         ({"averaging": {"swa": {"kinds": "swa"}}}, "unknown setting averaging.swa.kinds; did you mean kind?"),
+        ({"schedule.epochs": 3}, "unknown setting schedule.epochs; it is epochs within schedule."),
+        ({"epochs": 3}, "unknown setting epochs; it is epochs within schedule."),
+        ({"labels": 50}, "unknown setting labels; it is labels within split."),
         (
             {"data": {"qqqqqq": 1}},
             "unknown setting data.qqqqqq; there are: aliases, channels, extra, extra_file, extra_images, "

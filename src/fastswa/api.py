@@ -26,7 +26,7 @@ class Quiet:
 
 
 def fit(
-    recipe: str | Config,
+    recipe: str | Path | Config,
     *,
     out: str | Path,
     seed: int | None = None,
@@ -47,7 +47,7 @@ def fit(
     from fastswa.training.run import flatten, train_new
 
     budget = None if minutes is None else Budget(minutes, flatten(settings or {}).keys())
-    base = to_dict(recipe, only_given=True) if isinstance(recipe, Config) else target_layer(recipe)
+    base = to_dict(recipe, only_given=True) if isinstance(recipe, Config) else target_layer(str(recipe))
     extra: dict[str, Any] = {} if seed is None else {"seed": seed}
     config = build_config(base, merge(settings or {}, extra))
     refuse_idle(config, settings or {})

@@ -226,7 +226,10 @@ def _refuse_unknown(merged: Layer) -> None:
             return
         for key, value in table.items():
             if key not in model.model_fields:
-                raise RequestError(f"unknown setting {prefix}{key}; {nearest(key, model.model_fields)}")
+                section, _, name = str(key if prefix else ALIASES.get(key, key)).rpartition(".")
+                within = section in model.model_fields and f"{section}.{name}" in dict(fields())
+                hint = f"it is {name} within {section}." if within else nearest(str(key), model.model_fields)
+                raise RequestError(f"unknown setting {prefix}{key}; {hint}")
             inner = model.model_fields[key].annotation
             if key == "averaging" and isinstance(value, dict):
                 from fastswa.config import AverageConfig
