@@ -13,6 +13,7 @@ from conftest import Command
 from fastswa.config import Config
 from fastswa.errors import RequestError
 from fastswa.training import window
+from fastswa.training.budget import Budget
 from fastswa.training.run import RunResult, evaluate_run, train_new
 from tiny_runs import METHODS, StoppingWatcher, assert_same_run, go_on, make_trainer, metrics, tiny
 
@@ -60,6 +61,34 @@ def test_a_run_through_a_window_resumes_exactly(source: Path, tmp_path: Path, st
     result, _ = go_on(tmp_path / "run")
     assert result.finished
     assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("scarce")
+def test_every_epoch_but_the_first_is_read_ahead(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run whose length is known only after its images are there, too; nothing is read that nobody trains on."""
+    events: list[str] = []
+    ask, load = window.Window._ask, window.Window.load
+
+    def asking(held: window.Window, epoch: int) -> None:
+        events.append(f"ask {epoch}")
+        ask(held, epoch)
+
+    def loading(held: window.Window, epoch: int, *, last: bool) -> None:
+        if epoch != held._held:
+            events.append(f"load {epoch}")
+        load(held, epoch, last=last)
+
+    monkeypatch.setattr(window.Window, "_ask", asking)
+    monkeypatch.setattr(window.Window, "load", loading)
+    ahead = ["load 0", "ask 0", "ask 1", "load 1", "ask 2", "load 2", "ask 3", "load 3"]
+    train(with_extra(source), tmp_path / "run")
+    assert events == ahead
+    events.clear()
+    config = with_extra(source, {"schedule": {"epochs": 2}})
+    budget = Budget(1.0)
+    budget._changes = lambda config: with_extra(source)  # found to be twice as long
+    train_new(config, tmp_path / "timed", StoppingWatcher(), lambda line: None, budget=budget)
+    assert events == ahead
 
 
 @pytest.mark.usefixtures("scarce")

@@ -93,10 +93,14 @@ class Trainer:
 
     def check(self) -> None:
         """Probe that the method does what it declares; trips before anything is written."""
-        self.feed.load(self.state.step // self.steps_per_epoch)
-        self.material.load_epoch(self.state.step // self.steps_per_epoch)
+        self._load(self.state.step // self.steps_per_epoch)
         self.step.rehearse()
         probe(self.step)
+
+    def _load(self, epoch: int, position: int = 0) -> None:
+        """Bring over an epoch's rows from a step of it on, and the images that they refer to."""
+        self.feed.load(epoch, position)
+        self.material.load_epoch(epoch, last=epoch + 1 >= self.config.schedule.epochs)
 
     def train(self, watcher: Watcher) -> None:
         """Train to the last epoch, or until the watcher stops it (the state is saved then)."""
@@ -118,8 +122,7 @@ class Trainer:
         watcher.begin(state.step, total, steps)
         while state.step < total:
             epoch, position = divmod(state.step, steps)
-            self.feed.load(epoch, position)
-            self.material.load_epoch(epoch)
+            self._load(epoch, position)
             stopped = yield from self._run_epoch(launch, steps - position, watcher)
             if state.step % steps == 0:
                 self._epoch_edge(state.step // steps, watcher)

@@ -59,10 +59,10 @@ class Material:
     window: Window | None = None
     agreement: Agreement | None = None
 
-    def load_epoch(self, epoch: int) -> None:
-        """Bring over what the epoch's rows refer to and the device does not hold for good."""
+    def load_epoch(self, epoch: int, *, last: bool = False) -> None:
+        """Bring over what the epoch's rows refer to and the device does not hold for good; `last` if none follows."""
         if self.window is not None:
-            self.window.load(epoch)
+            self.window.load(epoch, last=last)
 
     def batch(self, numbers: np.ndarray) -> tuple[Tensor, Tensor]:
         """Images of any numbers, whichever the epoch: pixels on the device, and the rows (B,) int64 in them."""
@@ -192,9 +192,7 @@ def prepare(
         evaluators["source"] = _evaluator(dataset.domains.source_test, slice(None), config, augment, compute.device)
     if len(split.validation):
         evaluators["validation"] = _evaluator(dataset.train, split.validation, config, augment, compute.device)
-    pixels, plan, window = bring_over(
-        dataset.train.pixels, extra, plan, config.seed, config.schedule.epochs, compute.device, say
-    )
+    pixels, plan, window = bring_over(dataset.train.pixels, extra, plan, config.seed, compute.device, say)
     truth = torch.full((len(pixels),), UNLABELLED, dtype=torch.int64)
     truth[: len(dataset.train)] = torch.from_numpy(dataset.train.labels)
     if config.batch.reuse_labelled:  # guesses at labels that are trained on would flatter the others

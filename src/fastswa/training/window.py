@@ -31,8 +31,8 @@ class Window:
     host memory (pinned, for a GPU), so that an epoch's start costs one copy: 100,000 CIFAR images are 0.3 GB.
     """
 
-    def __init__(self, extra: ExtraImages, rows: Tensor, draw: Callable[[int], np.ndarray], epochs: int) -> None:
-        self._extra, self._rows, self._draw, self._epochs = extra, rows, draw, epochs
+    def __init__(self, extra: ExtraImages, rows: Tensor, draw: Callable[[int], np.ndarray]) -> None:
+        self._extra, self._rows, self._draw = extra, rows, draw
         cuda = rows.device.type == "cuda"
         self._staging = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=cuda)
         self._copied = torch.cuda.Event() if cuda else None
@@ -40,8 +40,8 @@ class Window:
         self._coming: tuple[int, Future[None]] | None = None
         self._held = -1
 
-    def load(self, epoch: int) -> None:
-        """Bring an epoch's images to the device, and begin to read those of the next."""
+    def load(self, epoch: int, *, last: bool = False) -> None:
+        """Bring an epoch's images to the device and, unless it is the last one, begin to read those of the next."""
         if epoch == self._held:
             return
         if self._coming is None or self._coming[0] != epoch:
@@ -52,7 +52,7 @@ class Window:
         if self._copied is not None:
             self._copied.record()
         self._held = epoch
-        if epoch + 1 < self._epochs:
+        if not last:
             self._ask(epoch + 1)
 
     def _ask(self, epoch: int) -> None:
@@ -75,7 +75,6 @@ def bring_over(
     extra: ExtraImages | None,
     plan: BatchPlan,
     seed: int,
-    epochs: int,
     device: torch.device,
     say: Callable[[str], None] | None = None,
 ) -> tuple[Tensor, BatchPlan, Window | None]:
@@ -121,7 +120,7 @@ def bring_over(
     rows = held[len(train) :]
     if windowed:
         plan = replace(plan, windowed=True)
-        return pixels, plan, Window(extra, rows, partial(plan.drawn, seed), epochs)
+        return pixels, plan, Window(extra, rows, partial(plan.drawn, seed))
     for start in range(0, len(extra), max(1, _BLOCK // size)):
         numbers = np.arange(start, min(start + max(1, _BLOCK // size), len(extra)))
         block = np.empty((len(numbers), *rows.shape[1:]), np.uint8)
