@@ -386,6 +386,7 @@ def test_what_cannot_be_averaged_is_one_sentence(
         (one, f"{finished}@9"): "keeps no checkpoint of epoch 9",
         (one, two, "--network", "ema2"): "has no network 'ema2'; there are: ema, fast_swa, student, swa, teacher.",
         (one, two, "--out", "there.safetensors"): "there.safetensors is there already; choose another --out.",
+        (one, two, "--out", "0.pt/a.safetensors"): "cannot write into 0.pt: 0.pt is no folder.",
         (one, two, "--data", "nowhere"): "--data: there is no run, data set, recipe, folder or file nowhere.",
         (one, "0.pt"): "are not of one architecture",
         ("0.pt", "list.pt"): "list.pt holds no weights",

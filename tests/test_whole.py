@@ -14,7 +14,8 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from fastswa.whole import reason, replacing
+from fastswa.errors import RequestError
+from fastswa.whole import reason, refuse_unwritable, replacing
 
 LIMIT = 20_000
 
@@ -87,3 +88,16 @@ def test_half_a_file_does_not_stay(words: list[str], message: str, tmp_path: Pat
     assert "os error" not in done.stderr
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert {path.name for path in files} <= {"config.toml", "environment.json", "metrics.jsonl"}
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_unwritable(tmp_path / "new" / "deeper")
+    (tmp_path / "file").touch()
+    with pytest.raises(RequestError, match=r"^cannot write into .*/file/new: .*/file is no folder\.$"):
+        refuse_unwritable(tmp_path / "file" / "new")
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(RequestError, match=r"^cannot write into .*/new: .* may not be written to\.$"):
+        refuse_unwritable(tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

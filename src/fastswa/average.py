@@ -16,7 +16,7 @@ from fastswa.modelfile import ModelFacts, metadata_of, write_tensors
 from fastswa.stage import Stage, facts_of_run, images_for, stage_for
 from fastswa.training.device import settings_of
 from fastswa.weights import Weights, read_weights
-from fastswa.whole import reason
+from fastswa.whole import reason, refuse_unwritable
 
 Say = Callable[[str], None]
 Figures = dict[str, dict[str, dict[str, float]]]
@@ -162,6 +162,7 @@ def _refuse_request(names: Sequence[str], out: Path) -> None:
             raise RequestError(f"{name} is named twice.")
     if out.exists():
         raise RequestError(f"{out} is there already; choose another --out.")
+    refuse_unwritable(out.parent)
 
 
 def _needs(last: str, *, told: bool) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fastswa.errors import RequestError
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -26,3 +28,14 @@ def reason(error: Exception) -> str:
     """Why a file could not be written, in the system's words, also where safetensors wraps them in its own."""
     wrapped = re.search(r"I/O error: (.+) \(os error \d+\)", str(error))
     return getattr(error, "strerror", None) or (wrapped[1] if wrapped else str(error))
+
+
+def refuse_unwritable(out: Path) -> None:
+    """Refuse a folder that could not be written to, before work is done for it; nothing is made yet."""
+    nearest = out
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise RequestError(f"cannot write into {out}: {nearest} is no folder.")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise RequestError(f"cannot write into {out}: {nearest} may not be written to.")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastswa.analysis import OPTIONS, STUDIES
-from fastswa.analysis.study import Request, Study, find_study, refuse_unwritable, write
+from fastswa.analysis.study import Request, Study, find_study, write
 from fastswa.arguments import Arguments, Verb
 from fastswa.config import Config
 from fastswa.errors import RequestError
@@ -18,6 +18,7 @@ from fastswa.training.checkpoint import checkpoint_epochs
 from fastswa.training.folder import RunFolder
 from fastswa.training.iterates import drop_iterates, iterate_epochs, kept_epochs
 from fastswa.training.run import RunResult
+from fastswa.whole import refuse_unwritable
 
 _VERB = Verb(lambda arguments: 0, "", "", dict.fromkeys(OPTIONS, True))
 

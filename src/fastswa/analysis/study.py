@@ -7,7 +7,6 @@ import dataclasses
 import io
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,17 +65,6 @@ def find_study(name: str) -> Study:
     """The study of a name."""
     study: Study = resolve("study", name, STUDIES)
     return study
-
-
-def refuse_unwritable(out: Path) -> None:
-    """Say before a study is made that what it finds could not be written; nothing is made yet."""
-    nearest = out
-    while not nearest.exists() and nearest != nearest.parent:
-        nearest = nearest.parent
-    if not nearest.is_dir():
-        raise RequestError(f"cannot write into {out}: {nearest} is no folder.")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise RequestError(f"cannot write into {out}: {nearest} may not be written to.")
 
 
 def write(study: Study, result: Any, out: Path, name: str) -> list[Path]:
