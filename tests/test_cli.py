@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -223,6 +224,10 @@ def test_help_names_every_verb_and_every_setting(command: Command) -> None:
         assert field.description
         assert field.description in settings
     assert "--schedule.epochs, --epochs" in settings
+    assert re.search(r"--augment\.flip +horizontal flips \[true\]\n", settings)
+    assert re.search(r"--checkpoint\.keep .*RUN@EPOCH\n", settings)
+    # Whatever is not given to these stays as it is in the run or the recipe.
+    assert all(re.search(r"--epochs +how far to train\n", command(verb, "--help").out) for verb in ("resume", "sweep"))
     assert command("--version") == (0, f"fastswa {__version__}\n", "")
 
 

@@ -50,10 +50,16 @@ def _verb_help(verb: Verb) -> str:
             if verb.settings == "resumable" and path not in RESUMABLE:
                 continue
             name = f"--{path}" + (f", --{short[path]}" if path in short else "")
-            default = "" if field.default is None else f" [{field.default}]"
-            rows.append(f"  {name:<40} {field.description}{default}")
+            rows.append(f"  {name:<40} {field.description}{_default(field.default) if verb.settings == 'all' else ''}")
         text += "\n\nSettings:\n" + "\n".join(rows)
     return text
+
+
+def _default(value: object) -> str:
+    """What a setting is where nobody gives it, in the words of a flag; nothing where it is empty."""
+    if value in (None, (), {}):
+        return ""
+    return f" [{str(value).lower() if isinstance(value, bool) else value}]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
