@@ -138,6 +138,17 @@ def test_merge_lays_tables_over_one_another_without_changing_them() -> None:
     assert below == {"a": {"x": 1, "y": 2}, "b": 1, "c": {"z": 1}}
 
 
+def test_another_network_leaves_the_settings_of_the_first_behind() -> None:
+    """Nobody could take a width out again that a recipe has, and networks refuse what they do not know."""
+    recipe = {"model": {"name": "resnet9", "width": 128, "heads": 1}}
+    other = build_config(recipe, flag_layer(["--model", "wrn-28-2"])).model
+    assert (other.name, other.width, other.heads) == ("wrn-28-2", None, 1)
+    given = build_config(recipe, flag_layer(["--model", "small", "--model.width", "8"])).model
+    assert (given.name, given.width, given.heads) == ("small", 8, 1)
+    assert build_config(recipe, flag_layer(["--model", "resnet9"])).model.width == 128
+    assert build_config({"model": {"width": 8}}, {"model": {"name": "small"}}).model.width == 8
+
+
 def test_averages_of_several_layers_come_together() -> None:
     config = build_config(
         {"averaging": {"swa": {"kind": "swa"}, "fast": {"kind": "fast-swa", "every": 2}}},

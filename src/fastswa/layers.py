@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, Field, ValidationError
 
-from fastswa.config import Config, Section, resolved, to_dict
+from fastswa.config import Config, ModelConfig, OptimiserConfig, Section, resolved, to_dict
 from fastswa.data.sources import SOURCES
 from fastswa.errors import RequestError
 from fastswa.methods import refuse_unused
@@ -195,13 +195,26 @@ def merge(*layers: Mapping[str, Any]) -> Layer:
     return result
 
 
-def _without_other_optimiser(below: Layer, layer: Mapping[str, Any]) -> Layer:
-    """`below` without its settings of an optimiser that `layer` replaces: a rate of SGD's is none for AdamW."""
-    old, new = (table.get("optimiser") for table in (below, layer))
-    if not isinstance(old, dict) or not isinstance(new, dict) or "name" not in new:
-        return below
-    same = new["name"] == old.get("name", "sgd")
-    return below if same else {**below, "optimiser": {}}
+# Settings that mean another thing, or nothing, once a layer above names another optimiser or network.
+_BELONGING = {
+    "optimiser": ("sgd", frozenset(OptimiserConfig.model_fields)),
+    "model": ("small", frozenset(ModelConfig.model_fields) - {"heads"}),
+}
+
+
+def without_others(below: Layer, layer: Mapping[str, Any]) -> Layer:
+    """`below` without its settings of an optimiser or network that `layer` replaces.
+
+    A rate of SGD's is none for AdamW, and a width of one network none for another.
+    """
+    kept = dict(below)
+    for section, (usual, belonging) in _BELONGING.items():
+        old, new = below.get(section), layer.get(section)
+        if not isinstance(old, dict) or not isinstance(new, dict) or "name" not in new:
+            continue
+        if new["name"] != old.get("name", usual):
+            kept[section] = {name: value for name, value in old.items() if name not in belonging}
+    return kept
 
 
 def build_config(*layers: Mapping[str, Any]) -> Config:
@@ -212,7 +225,7 @@ def build_config(*layers: Mapping[str, Any]) -> Config:
             expanded = written_out(layer, merged)
         except ValueError as error:
             raise RequestError(str(error)) from error
-        merged = merge(_without_other_optimiser(merged, layer), expanded)
+        merged = merge(without_others(merged, layer), expanded)
     _refuse_unknown(merged)
     try:
         return resolved(Config.model_validate(merged))
