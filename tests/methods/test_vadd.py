@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
-from toy import INPUTS, Toy, cross_entropy, logits_of, make_batch, make_method
+from toy import CLASSES, INPUTS, Output, Toy, cross_entropy, logits_of, make_batch, make_method
 
 from fastswa.errors import RequestError
 from fastswa.methods.losses import probabilities, squared
 from fastswa.methods.vadd import VAdD, _Masked, adversarial_mask
+from fastswa.noise import Noise
 
 
 def method_of(**settings: object) -> VAdD:
@@ -66,8 +68,7 @@ def test_no_random_mask_of_the_same_distance_is_a_worse_adversary() -> None:
     def divergence(mask: Tensor) -> Tensor:
         return squared(student(x, _Masked(noise, "dropout", mask)).logits, clean).detach()
 
-    layer, mask = method.adversary(x, noise, student, clean)
-    assert layer == "dropout"
+    mask = method.adversary(x, noise, student, clean, "dropout")
     start = (noise.uniform("dropout", (16, 120)) >= 0.5).double()
     distance = (mask != start).sum(dim=1)
     assert 0 < int(distance.max()) <= 6
@@ -112,10 +113,56 @@ def test_no_gradient_runs_through_the_target_or_the_mask() -> None:
     (found,) = torch.autograd.grad(method_of(delta=0.2).losses(batch, student, None)["consistency"], student.weights)
     x, noise = batch.view("teacher"), batch.noise.scope("teacher")
     clean = probabilities(student(batch.view("student"), batch.noise.scope("student")).logits).detach()
-    _, mask = method_of(delta=0.2).adversary(x, noise, student, clean)
+    mask = method_of(delta=0.2).adversary(x, noise, student, clean, "dropout")
     alone = squared((x.flatten(1) * mask * 2) @ student.weights[0].T, clean).mean()
     (expected,) = torch.autograd.grad(alone, list(student.weights))
     assert torch.allclose(found, expected, rtol=1e-10)
+
+
+class _Times(torch.autograd.Function):
+    """x @ weight.T, which notes what its backward pass is asked for: x's gradient, the weight's."""
+
+    asked: ClassVar[list[tuple[bool, ...]]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        _Times.asked.append(tuple(ctx.needs_input_grad))
+        return gradients[0] @ weight, gradients[0].T @ x
+
+
+class Deep(torch.nn.Module):
+    """Two layers, each after a dropout; `kept` is whether what each gives has a way back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        draws = [torch.randn(n, INPUTS, generator=generator, dtype=torch.float64) for n in (INPUTS, CLASSES)]
+        self.weights = torch.nn.ParameterList([torch.nn.Parameter(draw) for draw in draws])
+        self.kept: list[tuple[bool, bool]] = []
+
+    def forward(self, x: Tensor, noise: Noise) -> Output:
+        hidden = _Times.apply(noise.dropout("first", x.flatten(1), 0.5), self.weights[0])
+        logits = _Times.apply(noise.dropout("second", hidden, 0.5), self.weights[1])
+        self.kept.append((hidden.requires_grad, logits.requires_grad))
+        return Output(logits, logits, hidden)
+
+
+def test_the_adversary_asks_for_the_one_gradient_that_it_needs() -> None:
+    """None of a weight, and nothing below the last dropout; both passes that are learnt from have all of theirs."""
+    _Times.asked.clear()
+    student = Deep()
+    terms = method_of(delta=0.2).losses(make_batch(labelled=2, size=6), student, None)
+    assert _Times.asked == [(True, False)]
+    assert student.kept == [(True, True), (False, True), (True, True)]
+    assert all(weight.requires_grad for weight in student.weights)
+    gradients = torch.autograd.grad(terms["consistency"], list(student.weights))
+    assert all(bool(gradient.any()) for gradient in gradients)
 
 
 def test_only_the_first_pass_moves_running_statistics() -> None:

@@ -12,26 +12,41 @@ from fastswa.averaging import frozen_statistics
 from fastswa.errors import RequestError
 from fastswa.methods.losses import classification, probabilities
 from fastswa.methods.method import Batch, Method, Network, Terms
+from fastswa.methods.vat import fixed
 from fastswa.noise import Noise
 
 
+class _Heard(Noise):
+    """A pass's noise that remembers the name of the last dropout layer."""
+
+    def __init__(self, noise: Noise) -> None:
+        super().__init__(noise.words, noise._scope)
+        self.last: str | None = None
+
+    def dropout(self, name: str, x: Tensor, p: float) -> Tensor:
+        if p:
+            self.last = name
+        return super().dropout(name, x, p)
+
+
 class _Observed(Noise):
-    """A pass's noise that remembers the last dropout layer: its name, mask, input and output.
+    """A pass's noise that keeps what the dropout layer `layer` gets and gives: its mask, input and output.
 
     To the layers after it the output is where everything begins: nothing below is differentiated.
     """
 
-    def __init__(self, noise: Noise) -> None:
+    def __init__(self, noise: Noise, layer: str) -> None:
         super().__init__(noise.words, noise._scope)
-        self.last: tuple[str, Tensor, Tensor, Tensor] | None = None
+        self.layer = layer
+        self.seen: tuple[Tensor, Tensor, Tensor] | None = None
 
     def dropout(self, name: str, x: Tensor, p: float) -> Tensor:
-        if p == 0:
-            return x
+        if name != self.layer:
+            return super().dropout(name, x, p)
         mask = (self.uniform(name, x.shape) >= p).to(x.dtype)
         x = x.detach()
         dropped = (x * mask * (1.0 / (1.0 - p))).requires_grad_()
-        self.last = name, mask, x, dropped
+        self.seen = mask, x, dropped
         return dropped
 
 
@@ -70,26 +85,28 @@ class VAdD(Method):
     terms: ClassVar[Mapping[str, str]] = {"classification": "student", "consistency": "student", "tie": "student"}
 
     def losses(self, batch: Batch, student: Network, target: Tensor | None) -> Terms:
-        output = student(batch.view("student"), batch.noise.scope("student"))
+        heard = _Heard(batch.noise.scope("student"))
+        output = student(batch.view("student"), heard)
+        if heard.last is None:
+            raise RequestError("method vadd: the network has no dropout; give model.dropout or another model.")
         clean = probabilities(output.consistency).detach()
         x, noise = batch.view("teacher"), batch.noise.scope("teacher")
         with frozen_statistics(student):
-            layer, mask = self.adversary(x, noise, student, clean)
-            disturbed = student(x, _Masked(noise, layer, mask)).consistency
+            mask = self.adversary(x, noise, student, clean, heard.last)
+            disturbed = student(x, _Masked(noise, heard.last, mask)).consistency
         return {
             "classification": classification(output.logits, batch.labels),
             "consistency": batch.weight * self.divergence(disturbed, clean).mean(),
             **self.tied(output),
         }
 
-    def adversary(self, x: Tensor, noise: Noise, student: Network, clean: Tensor) -> tuple[str, Tensor]:
-        """The last dropout layer of a pass of x, and the mask near its own that takes it farthest from `clean`."""
-        with torch.enable_grad():
-            observed = _Observed(noise)
+    def adversary(self, x: Tensor, noise: Noise, student: Network, clean: Tensor, layer: str) -> Tensor:
+        """The mask of the dropout layer `layer`, near its own in a pass of x, that takes it farthest from `clean`."""
+        observed = _Observed(noise, layer)
+        with fixed(student), torch.enable_grad():
             divergence = self.divergence(student(x, observed).consistency, clean).sum()
-            if observed.last is None:
-                raise RequestError("method vadd: the network has no dropout; give model.dropout or another model.")
-            name, mask, before, after = observed.last
+            assert observed.seen is not None
+            mask, before, after = observed.seen
             (gradient,) = torch.autograd.grad(divergence, [after])
         # The mask multiplies what comes before it: the slope by a unit of it is the product, up to a factor.
-        return name, adversarial_mask(mask, gradient * before, self.config.delta)
+        return adversarial_mask(mask, gradient * before, self.config.delta)
