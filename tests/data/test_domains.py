@@ -355,3 +355,15 @@ def test_source_only_training_takes_as_many_steps() -> None:
     )
     assert (plan.steps, plan.labelled, plan.extra_per_epoch) == (10, 8, 0)
     assert plan.epoch(0, 0).max() < 40
+
+
+@pytest.mark.parametrize(("labelled", "target"), [(40, 6), (6, 40)])
+def test_source_only_batches_of_the_sources_share_take_as_many_steps(labelled: int, target: int) -> None:
+    """So that the source's images pass equally often with the target's and without."""
+    split = Split(np.arange(labelled), np.arange(0), np.arange(0))
+    plan = plan_batches(
+        split, size=4, labelled=4, steps=None, first_extra=labelled, extras=target, two_domains=True, labelled_only=True
+    )
+    assert (plan.steps, plan.labelled, plan.extra_per_epoch) == (10, 4, 0)
+    assert two_domain_plan(labelled, target)[0] == 10
+    assert plan.epoch(0, 0).max() < labelled

@@ -62,10 +62,12 @@ def test_settings_are_those_of_the_experiment() -> None:
 
 
 @pytest.mark.parametrize("name", ["cifar10-stl10", "mnist-usps", "usps-mnist"])
-def test_source_only_differs_in_the_method_alone(name: str) -> None:
+def test_source_only_is_the_same_without_the_targets_half_of_a_batch(name: str) -> None:
     with_target, without = config_of(f"{name}-self-ensembling"), config_of(f"{name}-source-only")
     assert without.method.name == "supervised"
-    assert without.model_copy(update={"method": None}) == with_target.model_copy(update={"method": None})
+    assert with_target.batch.labelled == without.batch.labelled == without.batch.size == 256
+    same = {"method": None, "batch": None}
+    assert without.model_copy(update=same) == with_target.model_copy(update=same)
 
 
 def test_ours_are_found_by_their_settings_and_set_beside(tmp_path: Path) -> None:

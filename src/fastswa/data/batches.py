@@ -102,8 +102,9 @@ def plan_batches(
         raise RequestError("a batch holds no labelled image; give batch.labelled and split.labels at least 1.")
     if available and labelled == size and not labelled_only:
         raise RequestError(f"batch.labelled ({labelled}) leaves no room for unlabelled images in a batch of {size}.")
-    if two_domains and labelled < size and steps is None:
-        steps = max(len(split.labelled) // labelled, available // (size - labelled), 1)
+    if two_domains and steps is None:
+        # Where source images fill whole batches, as many target images as these are passed over.
+        steps = max(len(split.labelled) // labelled, available // (size - labelled or size), 1)
     pool, share = (available, size - labelled) if available and labelled < size else (len(split.labelled), size)
     if share > pool and steps is None:
         kind = "unlabelled" if share < size else "labelled"

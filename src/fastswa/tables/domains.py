@@ -82,10 +82,11 @@ class DomainRun:
 
     def layer(self) -> dict[str, Any]:
         """The recipe's settings."""
-        pair = self.pair
+        pair, alone = self.pair, self.method == "source-only"
         return {
             "data": {"source": pair.source, "target": pair.target} | ({"size": pair.size} if pair.size else {}),
-            "batch": {"size": 512, "labelled": 256},
+            # Alone the source has batches of the same 256: a whole batch of 512 would cost almost as much as both.
+            "batch": {"size": 256 if alone else 512, "labelled": 256},
             "augment": {
                 "translate": 2,
                 "flip": pair.flip,
@@ -95,7 +96,7 @@ class DomainRun:
                 "standardise": True,
             },
             "model": {"name": "cnn13", "heads": 1, "weight_norm": False, "activation": "relu"},
-            "method": {"name": "supervised" if self.method == "source-only" else self.method},
+            "method": {"name": "supervised" if alone else self.method},
             "optimiser": {"lr": pair.lr, "weight_decay": 2e-4},
             "schedule": pair.schedule,
             "averaging": AVERAGES,
