@@ -254,6 +254,7 @@ def test_only_the_digits_network_where_there_is_no_gpu(command: Command, monkeyp
         (("--models", "resnet10"), "--models: 'resnet10' is not one of small, cnn13, shake-shake-26-2x96d, resnet9,"),
         (("--batch", "1"), "--batch: a step takes two images at least, one of them labelled."),
         (("--batch", "1400"), "--batch: 1400 images a step are more than the 1297 there are."),
+        (("--seconds", "inf"), "--seconds: 'inf' is not a number above zero."),
         (("--batch", "1.5"), "--batch: '1.5' is not a whole number."),
     ],
 )

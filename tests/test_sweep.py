@@ -331,6 +331,7 @@ def test_rows_come_in_the_order_asked_for(home: Path) -> None:
         (["cifar10-cnn", "--optimiser.lr", "1"], "optimiser.lr would make other runs than the table's"),
         (["cifar10-cnn", "--results", __file__], "test_sweep.py is not a folder; name the one that holds results"),
         (["cifar10-cnn", "--together", "0"], "--together: '0' is not a number above zero."),
+        (["cifar10-cnn", "--together", "0", "--dry-run"], "--together: '0' is not a number above zero."),
         (["averaging-often", "--labels", "4000"], "averaging-often is one recipe; leave labels, methods and recipes"),
         (
             ["cifar10-cnn", "--recipes", "cifar10-cnn-pi-3k"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ class Arguments:
             value = default if text is None else float(text)
         except ValueError:
             value = 0.0
-        if not value > 0:
+        if not value > 0 or (text is not None and math.isinf(value)):
             raise RequestError(f"{option}: '{text}' is not a number above zero.")
         return value
 

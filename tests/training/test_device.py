@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ import torch
 from fastswa import kernels
 from fastswa.config import DeviceConfig
 from fastswa.errors import RequestError
-from fastswa.training.device import choose_compute
+from fastswa.training.device import Compute, choose_compute, settings_of
 from tiny_runs import make_trainer, tiny
 
 
@@ -38,6 +40,30 @@ def test_without_triton_nothing_is_compiled_for_a_gpu(monkeypatch: pytest.Monkey
     monkeypatch.setattr(kernels, "_TRITON", False)
     with pytest.raises(RequestError, match="compiled needs Triton on a GPU, and it is not installed; use graph"):
         choose_compute(DeviceConfig(engine="compiled"))
+
+
+def test_one_thread_at_a_time_has_a_gpu() -> None:
+    """The one that has it may ask again; CPUs are everybody's."""
+    gpu, cpu = (Compute(torch.device(kind), "fp32", "eager", deterministic=False) for kind in ("cuda", "cpu"))
+    refused: list[str] = []
+
+    def second() -> None:
+        with settings_of(cpu):
+            try:
+                with settings_of(gpu):
+                    pass
+            except RequestError as error:
+                refused.append(str(error))
+
+    for nested in (True, False):
+        with settings_of(gpu), settings_of(gpu) if nested else nullcontext():
+            thread = Thread(target=second)
+            thread.start()
+            thread.join()
+    assert len(refused) == 2
+    assert refused[0].startswith("another thread of this process is computing on a GPU")
+    second()
+    assert len(refused) == 2
 
 
 @pytest.mark.parametrize(("triton", "engine"), [(True, "compiled"), (False, "graph")])

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from threading import RLock
 
 import torch
 
@@ -18,6 +19,7 @@ from fastswa.errors import RequestError
 
 # Of mallopt, in glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_GPU = RLock()
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,31 @@ def _device(name: str) -> torch.device:
 
 
 @contextmanager
+def _alone(compute: Compute) -> Iterator[None]:
+    """Refuses a second thread on a GPU: kernels that one rehearses would not be launched for the other either."""
+    if compute.device.type != "cuda":
+        yield
+        return
+    if not _GPU.acquire(blocking=False):
+        raise RequestError(
+            "another thread of this process is computing on a GPU; train several runs with --seeds, in turn or in "
+            "processes of their own."
+        )
+    try:
+        yield
+    finally:
+        _GPU.release()
+
+
+@contextmanager
 def settings_of(compute: Compute, threads: int | None = None) -> Iterator[None]:
-    """torch's global switches set for a run, and put back after it."""
+    """torch's global switches set for a run, and put back after it; one thread at a time may have a GPU."""
+    with _alone(compute), _switched(compute, threads):
+        yield
+
+
+@contextmanager
+def _switched(compute: Compute, threads: int | None) -> Iterator[None]:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
     were_deterministic = torch.are_deterministic_algorithms_enabled()

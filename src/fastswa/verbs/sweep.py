@@ -34,10 +34,12 @@ def run(arguments: Arguments) -> int:
         results=results,
         changes=changes,
     )
+    together = arguments.whole("--together", 1)
     if "--dry-run" in arguments:
         _print(cells, as_json="--json" in arguments)
         return 0
-    together = arguments.whole("--together", at_once(cells))
+    if "--together" not in arguments:
+        together = at_once(cells)
     with ConsoleWatcher(arguments.number("--stop-after", float("inf"))) as watcher:
         sweep = Sweep(
             cells,
