@@ -103,7 +103,7 @@ def test_every_table_of_recipes_offers_them() -> None:
         ("cifar10-shake-long", "cifar10-shake-pi-4k-long", 1700),
         ("cifar100-shake-short", "cifar100-shake-mean-teacher-10k-short", 300),
         ("averaging-often", "cifar10-cnn-mean-teacher-often-4k", 240),
-        ("frontier", "cifar10-fixmatch-4k", 90),
+        ("frontier", "cifar10-fixmatch-4k", 125),
     ],
 )
 def test_how_far_a_sweep_trains(table: str, name: str, epochs: int) -> None:

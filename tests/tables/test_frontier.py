@@ -136,7 +136,19 @@ def test_ours_are_found_by_their_settings(tmp_path: Path) -> None:
         ("cifar10-fixmatch-250", "fixmatch", "wrn-28-2", "ema"): (6.0, 1),
     }
     (row,) = [row for row in sheet.rows if row[1] == f"ours, {FOUR}, fast-SWA"]
-    assert row[2:] == ("resnet9", "90,000", "4.55 ± 0.07 (2)", "6.0 min., NVIDIA H200")
+    assert row[2:] == ("resnet9", "125,000", "4.55 ± 0.07 (2)", "6.0 min., NVIDIA H200")
+
+
+def test_a_recipe_of_another_width_says_so_and_other_networks_are_their_own(tmp_path: Path) -> None:
+    hundred = "cifar100-fixmatch-10k"
+    write(tmp_path, hundred, 10, {"student": 26.0, "fast_swa": 25.0})
+    layer = recipe_layer(hundred)
+    assert layer["model"].pop("width") == 128
+    other = build_config(layer, {"seed": 10, "model": {"name": "wrn-28-8"}})
+    record = {"config": to_dict(other), "metrics": [{"epoch": 55, "error": {"fast_swa": 24.0}, "seconds": 1.0}]}
+    (tmp_path / "other.json").write_text(json.dumps(record), "utf-8")
+    found = {(row[2], row[4]) for row in table("frontier", tmp_path).rows if row[1].endswith("10k, fast-SWA")}
+    assert found == {("resnet9, width 128", "25.00 (1)"), ("wrn-28-8", "24.00 (1)")}
 
 
 def test_the_command_shows_it(tmp_path: Path, command: Command) -> None:

@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any
 
 from fastswa.config import Config
-from fastswa.layers import Layer, build_config, merge, recipe_layer
+from fastswa.layers import Layer, build_config, merge, recipe_layer, without_others
 from fastswa.tables.measured import Measured, Result, of_layer, pooled
 from fastswa.tables.published import Published, all_published
 from fastswa.tables.rows import TABLES, figure
@@ -110,6 +110,12 @@ class Run:
         return self.config.schedule.epochs * (self.config.batch.steps or 0)
 
     @property
+    def network(self) -> str:
+        """Its network as people are told: with its width, where that is not the usual one."""
+        model = self.config.model
+        return model.name if model.width is None else f"{model.name}, width {model.width}"
+
+    @property
     def setting(self) -> tuple[str, int]:
         return self.config.data.source, self.config.split.labels or 0
 
@@ -125,7 +131,8 @@ def _variants(recipe: str) -> Iterator[Run]:
     own = (layer["method"]["name"], layer["model"]["name"])
     every = [(method, model) for method in KIN for model in MODELS]
     for method, model in sorted(every, key=lambda pair: pair != own):
-        changed = merge(layer, {"method": {"name": method}, "model": {"name": model}})
+        change = {"method": {"name": method}, "model": {"name": model}}
+        changed = merge(without_others(layer, change), change)
         yield Run(recipe, changed, build_config(changed))
 
 
@@ -217,7 +224,7 @@ def _ours(setting: tuple[str, int], results: Sequence[Result]) -> Iterator[Line]
                 (
                     _setting(*setting),
                     f"{title}, {NETWORKS[network]}",
-                    run.config.model.name,
+                    run.network,
                     f"{run.steps:,}",
                     our_text(ours, NOT_MEASURED),
                     minutes,
