@@ -125,7 +125,7 @@ WRONG = {
     "data download": "say `fastswa data download NAME`, with cifar10 or cifar100 for NAME.",
     "demo digits": "demo takes no 'digits'; it trains its own three recipes.",
     "demo --seeds 1.5": "--seeds: '1.5' is not a whole number.",
-    "demo --seeds inf": "--seeds: 'inf' is not a whole number.",
+    "demo --seeds inf": "--seeds: 'inf' is not a number above zero.",
     "demo --out taken": "taken is already there; choose another --out.",
 }
 
