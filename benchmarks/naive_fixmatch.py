@@ -91,8 +91,10 @@ class FixMatch:
         )
 
     def step(self, labelled: Tensor, weak: Tensor, strong: Tensor, labels: Tensor) -> float:
+        self.student.eval()
         with torch.no_grad():
             certainty, guess = F.softmax(self.student(weak), dim=1).max(dim=1)
+        self.student.train()
         logits = self.student(torch.cat([labelled, strong]))
         learnt = F.cross_entropy(logits[len(labels) :], guess, reduction="none")
         loss = F.cross_entropy(logits[: len(labels)], labels) + (learnt * (certainty >= THRESHOLD)).mean()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -102,6 +103,47 @@ def test_the_passes_are_the_ones_that_batch_norm_sees() -> None:
     assert apart.calls[0][0] != apart.calls[1][0]
     assert [len(x) for _, x in together.calls] == [10]
     assert torch.equal(together.calls[0][1], torch.cat([weak, strong[2:]]))
+
+
+@pytest.mark.parametrize("name", KIN)
+def test_weak_views_are_normalised_as_labelled_images_are(name: str) -> None:
+    """By the statistics of the pass with gradient: by their own they would pass a network that no label reaches."""
+    batch, student = make_batch(labelled=3, size=40), Toy(1, heads=1, norm=True)
+    norm = student.norm
+    assert norm is not None
+    with torch.no_grad():
+        norm.running_mean.copy_(torch.linspace(-1, 1, 6))  # type: ignore[union-attr]
+        norm.running_var.copy_(torch.linspace(0.5, 2, 6))  # type: ignore[union-attr]
+    mean, var = norm.running_mean.clone(), norm.running_var.clone()  # type: ignore[union-attr]
+    weak, strong = batch.view("weak").flatten(1), batch.view("strong").flatten(1)
+    guessed = ((weak[3:] - mean) / (var + norm.eps).sqrt() @ student.weights[0].T).detach().softmax(dim=1)
+    method = method_of(name, images=40)
+    heard: list[Guess] = []
+    passing = method.passing
+    method.passing = lambda guess, index: heard.append(guess) or passing(guess, index)  # type: ignore[func-returns-value, method-assign]
+    method.losses(batch, student, None)
+    assert torch.allclose(heard[0].probabilities, guessed, rtol=1e-9)
+    seen = torch.cat([weak[:3], strong[3:]])
+    assert torch.allclose(norm.running_mean, 0.9 * mean + 0.1 * seen.mean(dim=0))  # type: ignore[arg-type]
+    assert student.training
+    assert norm.training
+
+
+def test_what_is_learnt_from_is_what_averages_are_normalised_by() -> None:
+    batch = make_batch(labelled=2, size=6)
+    weak, strong = batch.view("weak"), batch.view("strong")
+    for together, labelled, expected in (
+        (False, 2, torch.cat([weak[:2], strong[2:]])),
+        (True, 2, torch.cat([weak, strong[2:]])),
+        (False, 6, torch.cat([weak, strong])),
+    ):
+        method, student = method_of("fixmatch", together=together), Toy(1)
+        found = method.learnt_from(method.config, batch.view, labelled, 6)
+        assert torch.equal(found, expected)
+        method.losses(replace(batch, labels=torch.arange(labelled) % CLASSES), student, None)
+        assert torch.equal(student.calls[-1][1], expected)
+    plain = make_method("pi")
+    assert torch.equal(plain.learnt_from(plain.config, batch.view, 2, 6), weak)
 
 
 def test_where_all_are_labelled_they_serve_as_unlabelled_too() -> None:

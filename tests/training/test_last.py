@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fastswa.noise import Noise
 from fastswa.training.folder import RunFolder
-from fastswa.training.refresh import Refresher
+from fastswa.training.refresh import Refresher, refresh_batches
 from tiny_runs import METHODS, StoppingWatcher, assert_same_run, go_on, make_trainer, metrics, models, tiny, train
 
 LAST = {"method": METHODS["fixmatch"], "averaging": {"last": {"kind": "last"}}}
@@ -42,6 +43,22 @@ def test_it_is_refreshed_as_averages_are(tmp_path: Path) -> None:
     student = trainer.state.student
     Refresher(student, trainer.config, trainer.material, trainer.compute)(f"last/{last.count}")
     assert trainer.evaluate()["error"]["student"] == line["error"]["last"] != line["error"]["student"]
+
+
+def test_it_is_refreshed_on_what_the_method_learns_from(tmp_path: Path) -> None:
+    """Labelled images weakly changed, the others strongly: 25 and 75 of a batch, and no other way."""
+    trainer = make_trainer(tiny(LAST), tmp_path)
+    material, student, seen = trainer.material, trainer.state.student, []
+    hook = student.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    Refresher(student, trainer.config, material, trainer.compute)("last/1")
+    hook.remove()
+    wanted = refresh_batches(trainer.config, material.plan, "last/1")
+    for view, (numbers, words) in zip(seen, wanted, strict=True):
+        rows, noise = torch.from_numpy(numbers), Noise(torch.from_numpy(words))
+        weak = material.augment.view(material.pixels, rows, noise.scope("view"))
+        strong = material.augment.view(material.pixels, rows[25:], noise.scope("view/strong"))
+        assert torch.equal(view, torch.cat([weak[:25], strong]))
+        assert not torch.equal(weak[25:], strong)
 
 
 def test_a_stopped_run_that_keeps_it_ends_as_an_undisturbed_one(tmp_path: Path) -> None:

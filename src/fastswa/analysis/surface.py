@@ -18,10 +18,11 @@ from fastswa.analysis.subject import Subject, flat, put
 from fastswa.averaging import FreshStatistics, frozen_statistics
 from fastswa.errors import RequestError
 from fastswa.evaluate import Evaluator, evaluating
+from fastswa.methods import method_class
 from fastswa.models.network import Dropout
 from fastswa.noise import Noise
 from fastswa.training.graph import captured
-from fastswa.training.refresh import refresh_batches
+from fastswa.training.refresh import refresh_batches, refreshing_view
 
 FIGURES = ("train_error", "train_loss", "test_error", "test_loss")
 _LARGE = 1000
@@ -159,13 +160,17 @@ class Surface:
     def _made(self) -> Iterator[tuple[Tensor, Noise]]:
         """Several of training's batches at a time: the mean of their statistics is the same, and GPUs are not idle."""
         material, config = self.subject.material, self.subject.config
-        together = max(1, _LARGE // material.plan.size)
+        together, labelled = max(1, _LARGE // material.plan.size), material.plan.labelled
         rows = list(refresh_batches(config, material.plan, "analysis"))
+        strong = method_class(config.method.name).strong_views
         for start in range(0, len(rows), together):
-            numbers = np.concatenate([row for row, _ in rows[start : start + together]])
+            chosen = [row for row, _ in rows[start : start + together]]
+            if strong:  # labelled images first, as in a batch
+                chosen = [*(row[:labelled] for row in chosen), *(row[labelled:] for row in chosen)]
             noise = Noise(torch.from_numpy(rows[start][1]).to(material.pixels.device))
-            pixels, index = material.batch(numbers)
-            yield material.augment.view(pixels, index, noise.scope("view")), noise.scope("network")
+            pixels, index = material.batch(np.concatenate(chosen))
+            first = labelled * len(rows[start : start + together])
+            yield refreshing_view(config, material, pixels, index, noise, first), noise.scope("network")
 
 
 def refuse_dropout(network: nn.Module, what: str) -> None:

@@ -109,6 +109,14 @@ class Method:
         """The weighted terms of one batch by name; their sum is minimised."""
         raise NotImplementedError
 
+    @classmethod
+    def learnt_from(cls, config: MethodConfig, view: View, labelled: int, size: int) -> Tensor:
+        """The images of a batch of `size`, the first `labelled` of them labelled, that pass with gradient.
+
+        Those that an average is normalised by: its batch-norm statistics come from such batches.
+        """
+        return view("weak")
+
     def weight(self, epoch: float) -> float:
         """The consistency weight at a fractional epoch."""
         return self.config.weight * sigmoid_ramp(epoch, self.config.ramp)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fastswa.config import MethodConfig
 from fastswa.methods.guesses import Guess, Guesses
 from fastswa.methods.losses import classification, hard, probabilities
-from fastswa.methods.method import Batch, Network, Output, Terms
+from fastswa.methods.method import Batch, Network, Output, Terms, View
 
 
 class PseudoLabels(Guesses):
@@ -20,6 +22,10 @@ class PseudoLabels(Guesses):
     q_b = p(weak u_b), taken without gradient. Which pass is what the methods differ in. Labelled and strong views
     are one pass of the network, weak views of unlabelled images another without gradient; `together` makes one pass
     of all, as in the papers: batch norm then sees all of them at once, and the backward pass is nearly twice as long.
+
+    Apart, weak views are normalised by the running statistics, which are those of the pass with gradient: as its
+    labelled images are. By statistics of their own they would pass a network that no label ever reaches, and which was
+    seen to call all of them the same, with certainty, and to teach that to every strong view (docs/frontier.md).
     """
 
     settings = frozenset({"weight", "ramp", "tie", "together"})
@@ -57,6 +63,23 @@ class PseudoLabels(Guesses):
         if self.config.together:
             output: Output = student(torch.cat([weak, strong]), batch.noise.scope("student"))
             return output, probabilities(output.logits[first : len(weak)].detach())
-        with torch.no_grad():
+        with torch.no_grad(), _in_use(student):
             guessed = probabilities(student(weak[first:], batch.noise.scope("teacher")).logits)
         return student(torch.cat([weak[:labelled], strong]), batch.noise.scope("student")), guessed
+
+    @classmethod
+    def learnt_from(cls, config: MethodConfig, view: View, labelled: int, size: int) -> Tensor:
+        weak, strong = view("weak"), view("strong", slice(labelled if labelled < size else 0, None))
+        return torch.cat([weak if config.together else weak[:labelled], strong])
+
+
+@contextmanager
+def _in_use(network: Network) -> Iterator[None]:
+    """The network in evaluation mode, each module's own mode put back on leaving."""
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fastswa.averaging import FreshStatistics
 from fastswa.config import Config
@@ -40,6 +40,17 @@ def first_refreshed(config: Config, plan: BatchPlan) -> int:
     return plan.labelled if method_class(config.method.name).apart and plan.labelled < plan.size else 0
 
 
+def refreshing_view(
+    config: Config, material: Material, pixels: Tensor, index: Tensor, noise: Noise, labelled: int
+) -> Tensor:
+    """What passes an average for the sake of its statistics: views of pixels[index] as the method learns from them."""
+
+    def view(name: str, rows: slice = slice(None)) -> Tensor:
+        return material.augment.view(pixels, index[rows], noise.scope("view" if name == "weak" else f"view/{name}"))
+
+    return method_class(config.method.name).learnt_from(config.method, view, labelled, len(index))
+
+
 class Refresher:
     """Passes batches through one network for the sake of its statistics."""
 
@@ -64,9 +75,9 @@ class Refresher:
                     self._rows.copy_(torch.from_numpy(numbers))
                     self._launched()
 
-    def _pass(self, pixels: torch.Tensor, rows: torch.Tensor) -> None:
-        noise = Noise(self._words)
-        view = self.material.augment.view(pixels, rows, noise.scope("view"))
+    def _pass(self, pixels: Tensor, rows: Tensor) -> None:
+        noise, labelled = Noise(self._words), self.material.plan.labelled
+        view = refreshing_view(self.config, self.material, pixels, rows, noise, labelled)
         with self.compute.arithmetic():
             self.network(view, noise.scope("network"))
         self.statistics.add()
