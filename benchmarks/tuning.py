@@ -6,13 +6,15 @@
 Trains RECIPE with each combination of values and each seed, with training images held out for validation, and prints
 each network's validation error as runs end, then the means over the seeds; settings given as flags (--epochs 30
 --schedule.length 30 …) hold for all of them. With `--each` it trains RECIPE as it is, and then with one value changed
-at a time; a value that it has already is left out. Runs are kept in OUT/RECIPE/CANDIDATE/seed-N: what is done is not
-done again, and after `--stop-after` or Ctrl-C, which save what runs, the same command goes on.
+at a time; a value that it has already is left out. KEY=V+KEY=V are settings that change at once. Runs are kept in
+OUT/RECIPE/CANDIDATE/seed-N: what is done is not done again, and after `--stop-after` or Ctrl-C, which save what runs,
+the same command goes on.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -94,15 +96,24 @@ def number(words: list[str], name: str, default: str) -> float:
     return value
 
 
+def choices(axis: str) -> list[dict[str, str]]:
+    """The settings that KEY=V1,V2,… offers to choose from; KEY=V+KEY=V are several that change at once."""
+    parts = [part.partition("=") for part in re.split(r"\+(?=[a-z0-9_.]+=)", axis)]
+    if not all(name and equals and chosen for name, equals, chosen in parts):
+        raise RequestError(f"'{axis}' is no KEY=V1,V2,… to choose from.")
+    if len(parts) == 1:
+        return [{name: value} for name, _, chosen in parts for value in chosen.split(",")]
+    if any("," in chosen for _, _, chosen in parts):
+        raise RequestError(f"'{axis}' changes several settings at once; give each one value.")
+    return [{name: value for name, _, value in parts}]
+
+
 def combinations(axes: Sequence[str], each: bool) -> list[dict[str, str]]:
-    """The settings to try by name: all combinations of the axes' values, or nothing and then `each` value alone."""
-    for axis in axes:
-        if not all(axis.partition("=")):
-            raise RequestError(f"'{axis}' is no KEY=V1,V2,… to choose from.")
-    values = {name: chosen.split(",") for name, _, chosen in (axis.partition("=") for axis in axes)}
+    """The settings to try by name: all combinations of the axes' choices, or nothing and then `each` choice alone."""
+    offered = [choices(axis) for axis in axes]
     if each:
-        return [{}, *({name: value} for name, chosen in values.items() for value in chosen)]
-    return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
+        return [{}, *itertools.chain.from_iterable(offered)]
+    return [dict(itertools.chain.from_iterable(map(dict.items, chosen))) for chosen in itertools.product(*offered)]
 
 
 def candidates(words: list[str]) -> list[Candidate]:
