@@ -100,14 +100,30 @@ def test_steps_in_float64_agree_with_eager(method: str, engine: str) -> None:
     """Fifty steps; three of VAT and VAdD: 1e-15 added to VAT's weights is 4e-8 after ten and 0.5 after twenty."""
     flags = ["--precision", "fp64", "--method", method, "--optimiser.lr", "0.01"]
     steps = 3 if method.startswith("va") else 50
-    expected = trained(config_of("--engine", "eager", *flags), steps)
-    found = trained(config_of("--engine", engine, *flags), steps)
+    assert_agree(
+        trained(config_of("--engine", engine, *flags), steps), trained(config_of("--engine", "eager", *flags), steps)
+    )
+
+
+def assert_agree(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """That two states of float64 runs are one but for rounding."""
     for name, tensor in expected.items():
         if tensor.is_floating_point():
             scale = max(float(tensor.double().norm()), 1.0)
             difference = float((tensor.double() - found[name].double()).norm()) / scale
             # The method's memory and the sums of losses are kept in 32 bits.
             assert difference < (1e-8 if tensor.dtype == torch.float64 else 1e-5), name
+
+
+@pytest.mark.parametrize("engine", ["graph", "compiled"])
+def test_steps_with_the_views_of_self_ensembling_agree_with_eager(engine: str) -> None:
+    """Warped, noisy and standardised image by image, which no kernel of ours makes."""
+    views = ["--augment.warp", "true", "--augment.affine", "0.1", "--augment.noise", "0.1"]
+    flags = ["--precision", "fp64", "--method", "self-ensembling", "--optimiser.lr", "0.01", *views]
+    flags += ["--augment.standardise", "true"]
+    assert_agree(
+        trained(config_of("--engine", engine, *flags), 20), trained(config_of("--engine", "eager", *flags), 20)
+    )
 
 
 @pytest.mark.parametrize(("engine", "method"), ENGINES)
