@@ -135,14 +135,15 @@ def _step_goals(steps: Sequence[dict[str, Any]]) -> list[tuple[str, str, float |
     def value(model: str, engine: str, name: str) -> float | None:
         return by_row.get((model, engine), {}).get(name)
 
-    step = value("resnet9", "compiled", "ms_per_step")
-    times = value("wrn-28-2", "compiled", "ratio_to_loader")
+    # As runs are launched.
+    step = value("resnet9", "graph", "ms_per_step")
+    times = value("wrn-28-2", "graph", "ratio_to_loader")
     share = value("resnet9", STRONG, "share_of_step")
     return [
         ("step, `resnet9`, 64 + 448", "at most 5.5 ms", step, "{:.2f} ms", (step or 0) <= 5.5),
         (
             *("step, `wrn-28-2`, 64 + 448", "at least 5 times an eager loop with DataLoaders of Pillow images", times),
-            *("{:.1f} times", (times or 0) >= 5),
+            *("{:.2f} times", (times or 0) >= 5),
         ),
         ("strong views, `resnet9`", "at most 15% of a step", share, "{:.0%}", (share or 0) <= 0.15),
     ]

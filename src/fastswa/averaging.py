@@ -304,14 +304,22 @@ def _batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
     return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
 
 
+@contextmanager
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Each module's own mode, training or evaluation, is put back on leaving."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def _trained_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
     """Those whose running statistics move where the model trains."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.train()
-    norms = [norm for norm in _batch_norms(model) if norm.track_running_stats and norm.training]
-    for module, training in modes:
-        module.training = training
-    return norms
+    with modes_kept(model):
+        model.train()
+        return [norm for norm in _batch_norms(model) if norm.track_running_stats and norm.training]
 
 
 @contextmanager

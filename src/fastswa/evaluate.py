@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastswa.averaging import modes_kept
 from fastswa.data.augment import Augment
 
 TOP5_FROM = 20
@@ -21,15 +22,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
     Its GPU is the current one meanwhile: kernels of our own are launched there, wherever their tensors are.
     """
-    modes = [(module, module.training) for module in model.modules()]
     place = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
-    model.eval()
-    try:
-        with torch.no_grad(), torch.cuda.device(place) if place.type == "cuda" else nullcontext():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
+    current = torch.cuda.device(place) if place.type == "cuda" else nullcontext()
+    with modes_kept(model), torch.no_grad(), current:
+        model.eval()
+        yield
 
 
 @dataclass(frozen=True)

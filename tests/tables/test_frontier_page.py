@@ -126,15 +126,15 @@ def test_steps_are_judged(
     writer: ModuleType, tmp_path: Path, ms: float, times: float, share: float, reached: list[str]
 ) -> None:
     rows = [
-        step_row("resnet9", "compiled", ms_per_step=ms, ratio_to_floor=1.4),
+        step_row("resnet9", "graph", ms_per_step=ms, ratio_to_floor=1.4),
         step_row("resnet9", "strong views", share_of_step=share),
-        step_row("wrn-28-2", "compiled", ratio_to_loader=times),
+        step_row("wrn-28-2", "graph", ratio_to_loader=times),
     ]
     (tmp_path / writer.BENCH).write_text(json.dumps(rows), "utf-8")
     parts = writer.sections(tmp_path)
     lines = parts["goals"].splitlines()[-3:]
     assert [line.split(" | ")[-1].removesuffix(" |") for line in lines] == reached
-    assert f"{times:.1f} times" in lines[1]
+    assert f"{times:.2f} times" in lines[1]
     assert f"| `resnet9` | compiled | {ms:.2f} |  |  | 1.40 |  |" in parts["steps"]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fastswa.averaging import modes_kept
 from fastswa.config import MethodConfig
 from fastswa.methods.guesses import Guess, Guesses
 from fastswa.methods.losses import classification, hard, probabilities
@@ -63,7 +63,8 @@ class PseudoLabels(Guesses):
         if self.config.together:
             output: Output = student(torch.cat([weak, strong]), batch.noise.scope("student"))
             return output, probabilities(output.logits[first : len(weak)].detach())
-        with torch.no_grad(), _in_use(student):
+        with torch.no_grad(), modes_kept(student):
+            student.eval()
             guessed = probabilities(student(weak[first:], batch.noise.scope("teacher")).logits)
         return student(torch.cat([weak[:labelled], strong]), batch.noise.scope("student")), guessed
 
@@ -71,15 +72,3 @@ class PseudoLabels(Guesses):
     def learnt_from(cls, config: MethodConfig, view: View, labelled: int, size: int) -> Tensor:
         weak, strong = view("weak"), view("strong", slice(labelled if labelled < size else 0, None))
         return torch.cat([weak if config.together else weak[:labelled], strong])
-
-
-@contextmanager
-def _in_use(network: Network) -> Iterator[None]:
-    """The network in evaluation mode, each module's own mode put back on leaving."""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

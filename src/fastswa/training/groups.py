@@ -45,7 +45,7 @@ def train_groups(
             else:
                 yield number, outcome
         if lost:
-            say("the GPU can no longer be used by this process; run the same command again to go on.")
+            say("the GPU can no longer be used by this process; go on in a new one.")
             return
         del outcome  # with an exception goes what it holds on to
         release()

@@ -62,7 +62,8 @@ def _train(runs: Sequence[NewRun | OldRun], out: Path, say: Say, began: float | 
     done = [results[number] for number in sorted(results)]
     if done:
         write_summary(out, [*_others(out, done, say), *done])
-    for number, error in sorted(failures.items()):
+    if failures:
+        number, error = min(failures.items(), key=lambda failure: failure[0])
         alike = len(failures) == len(runs) and len({str(each) for each in failures.values()}) == 1
         if alike or not isinstance(error, FastswaError):
             raise error
