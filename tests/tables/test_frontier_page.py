@@ -135,7 +135,7 @@ def test_steps_are_judged(
     lines = parts["goals"].splitlines()[-3:]
     assert [line.split(" | ")[-1].removesuffix(" |") for line in lines] == reached
     assert f"{times:.2f} times" in lines[1]
-    assert f"| `resnet9` | compiled | {ms:.2f} |  |  | 1.40 |  |" in parts["steps"]
+    assert f"| `resnet9` | graph | {ms:.2f} |  |  | 1.40 |  |" in parts["steps"]
 
 
 def test_own_images_say_what_they_were_measured_on(writer: ModuleType, tmp_path: Path) -> None:
