@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastswa.averaging import frozen_statistics
+from fastswa.batch_norm import frozen_statistics
 from fastswa.methods.losses import kl, probabilities
 from fastswa.methods.vat import adversarial_direction, unit
 from fastswa.models.cnn13 import CNN13

@@ -8,7 +8,7 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "AveragedWeights": "fastswa.averaging",
-    "refresh_batch_norm": "fastswa.averaging",
+    "refresh_batch_norm": "fastswa.batch_norm",
     "CyclicCosine": "fastswa.schedule",
     "Classifier": "fastswa.classifier",
     "Config": "fastswa.config",
@@ -36,7 +36,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from fastswa.api import fit, load, resume
-    from fastswa.averaging import AveragedWeights, refresh_batch_norm
+    from fastswa.averaging import AveragedWeights
+    from fastswa.batch_norm import refresh_batch_norm
     from fastswa.classifier import Classifier as Classifier
     from fastswa.config import Config
     from fastswa.errors import FastswaError, RequestError, RunError

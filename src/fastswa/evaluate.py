@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastswa.averaging import modes_kept
+from fastswa.batch_norm import modes_kept
 from fastswa.data.augment import Augment
 
 TOP5_FROM = 20

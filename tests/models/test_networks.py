@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastswa.averaging import frozen_statistics
+from fastswa.batch_norm import frozen_statistics
 from fastswa.models.cnn13 import CNN13
 from fastswa.models.network import Dropout
 from fastswa.models.small import SmallCNN

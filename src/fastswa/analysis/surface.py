@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastswa.analysis.subject import Subject, flat, put
-from fastswa.averaging import FreshStatistics, frozen_statistics
+from fastswa.batch_norm import FreshStatistics, frozen_statistics
 from fastswa.errors import RequestError
 from fastswa.evaluate import Evaluator, evaluating
 from fastswa.methods import method_class

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fastswa.averaging import modes_kept
+from fastswa.batch_norm import modes_kept
 from fastswa.config import MethodConfig
 from fastswa.methods.guesses import Guess, Guesses
 from fastswa.methods.losses import classification, hard, probabilities

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fastswa.averaging import frozen_statistics
+from fastswa.batch_norm import frozen_statistics
 from fastswa.errors import RequestError
 from fastswa.methods.losses import classification, probabilities
 from fastswa.methods.method import Batch, Method, Network, Terms

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fastswa.averaging import frozen_statistics
+from fastswa.batch_norm import frozen_statistics
 from fastswa.config import MethodConfig
 from fastswa.errors import RequestError
 from fastswa.methods.losses import classification, entropy, kl, probabilities

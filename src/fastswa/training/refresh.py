@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fastswa.averaging import FreshStatistics
+from fastswa.batch_norm import FreshStatistics
 from fastswa.config import Config
 from fastswa.data.batches import BatchPlan
 from fastswa.methods import method_class
