@@ -40,23 +40,38 @@ from fastswa.training.run import NewRun, OldRun, train_together
 
 # Of one H200, measured (benchmarks/LOG.md): milliseconds a step of one run alone, and of each of several side by side.
 ALONE, BESIDE = 1.75, 1.55
-# Seconds before a command's first step, and the time between epochs as a part of the steps'.
-START, EDGES = 50, 0.05
+# Seconds before a command's first step, and before that of runs that follow in it; the time between epochs as a part of
+# the steps'.
+START, AGAIN, EDGES = 50, 5, 0.05
 SMALL = ("config.toml", "metrics.jsonl", "gradients.jsonl", "environment.json")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a part: a recipe with changes, to an epoch; `steps` in an epoch are only for what it should take."""
+    """A run of a part: a recipe with changes, to an epoch; `steps` in an epoch are only for what it should take.
+
+    `start` names another run of the part and an epoch up to which the two are one: it is a fork of that one there.
+    """
 
     recipe: str
     epochs: int
     settings: Mapping[str, Any] = field(default_factory=dict)
     steps: int = 920
+    start: tuple[str, int] | None = None
 
-    def config(self, common: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Config:
-        epochs = {"schedule": {"epochs": self.epochs}}
-        return build_config(recipe_layer(self.recipe), common, self.settings, epochs, changes or {})
+    def config(
+        self, common: Mapping[str, Any], changes: Mapping[str, Any] | None = None, folder: Path = Path()
+    ) -> Config:
+        own: dict[str, Any] = {"schedule": {"epochs": self.epochs}}
+        if self.start is not None:
+            parent, epoch = self.start
+            own["start"] = {"run": f"{folder / parent}@{epoch}"}
+        return build_config(recipe_layer(self.recipe), common, self.settings, own, changes or {})
+
+    @property
+    def length(self) -> int:
+        """Steps that are its own."""
+        return (self.epochs - (0 if self.start is None else self.start[1])) * self.steps
 
 
 @dataclass(frozen=True)
@@ -71,7 +86,10 @@ class Made:
 
 @dataclass(frozen=True)
 class Part:
-    """Runs that are trained side by side, the forks that follow them, and the studies of all."""
+    """Runs that are trained side by side, those that begin within others after them, and the studies of all.
+
+    `forks` are the runs of a study of schedules, which all begin at the end of the one that it names.
+    """
 
     why: str
     runs: Mapping[str, Run]
@@ -79,6 +97,8 @@ class Part:
     forks: tuple[str, Request] | None = None
 
 
+# The last epoch before SWA becomes the teacher: the step that ends epoch 150 puts the student itself in its place.
+BEFORE_SWA = 149
 KEPT = {"checkpoint": {"keep_every": 3, "keep_from": 180, "keep": [170]}, "analysis": {"gradients": 10}}
 LATE = {"checkpoint": {"keep": [170, 180]}}
 RAYS = "rays --epochs 170,180 --distance 30"
@@ -111,8 +131,10 @@ PARTS = {
     "mean-teacher": Part(
         "the Mean Teacher to epoch 330, and to 240 with SWA as teacher from 150: the same, and A.4",
         {
-            "mean-teacher": Run("cifar10-cnn-mean-teacher-4k", 330, KEPT),
-            "swa-teacher": Run("cifar10-cnn-mean-teacher-swa-teacher-4k", 240),
+            "mean-teacher": Run(
+                "cifar10-cnn-mean-teacher-4k", 330, merge(KEPT, {"checkpoint": {"keep": [BEFORE_SWA, 170]}})
+            ),
+            "swa-teacher": Run("cifar10-cnn-mean-teacher-swa-teacher-4k", 240, start=("mean-teacher", BEFORE_SWA)),
         },
         (
             Made("teachers-240", "teachers --epochs 240", ("mean-teacher", "swa-teacher"), 3),
@@ -163,12 +185,14 @@ def expected(part: Part) -> dict[str, float]:
             done = left.pop(0)
         return total / 1e3
 
-    found = {"training": (1 + EDGES) * steps([run.epochs * run.steps for run in part.runs.values()]) + START}
+    first, later = ([run.length for run in part.runs.values() if (run.start is None) is new] for new in (True, False))
+    found = {"training": (1 + EDGES) * steps(first) + START}
     if part.forks is not None:
         parent, request = part.forks
         base = part.runs[parent]
-        each = ((request.until or 0) - base.epochs) * base.steps
-        found["forks"] = (1 + EDGES) * steps([each] * len(fork_names(part))) + START
+        later += [((request.until or 0) - base.epochs) * base.steps] * len(fork_names(part))
+    if later:
+        found["forks"] = (1 + EDGES) * steps(later) + AGAIN
     found["studies"] = sum(made.seconds for made in part.studies)
     return found
 
@@ -218,16 +242,21 @@ class Work:
 
     def run(self) -> bool:
         """Everything that time allows; whether all of it is done."""
-        configs = {name: run.config(self.common, self.changes) for name, run in self.part.runs.items()}
+        runs = self.part.runs
+        configs = {name: run.config(self.common, self.changes, self.folder) for name, run in runs.items()}
         for made in self.part.studies:
             for name in configs.keys() & {*made.runs}:
                 refuse_missing(asked_in(made.asked), configs[name])
-        if not self._trained(configs):
-            return False
+        for begun_within in (False, True):
+            chosen = {
+                name: config for name, config in configs.items() if (config.start.run is not None) is begun_within
+            }
+            if not self._trained(chosen):
+                return False
         if self.part.forks is not None:
             parent, request = self.part.forks
-            start = f"{self.folder / parent}@{self.part.runs[parent].epochs}"
-            if not self._trained(forks(start, float(self.part.runs[parent].epochs), request)):
+            start = f"{self.folder / parent}@{runs[parent].epochs}"
+            if not self._trained(forks(start, float(runs[parent].epochs), request)):
                 return False
         missing = [made.name for made in self.part.studies if not self._made(made)]
         return not missing

@@ -18,7 +18,8 @@ from conftest import Command
 from fastswa.analysis.pairs import pairs
 from fastswa.analysis.study import Request, plain
 from fastswa.config import Config
-from tiny_runs import TINY
+from fastswa.layers import merge
+from tiny_runs import TINY, assert_identical, metrics, models, train
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -82,6 +83,43 @@ def test_side_by_side_is_as_long_as_the_longest(analyses: ModuleType) -> None:
     both, alone = 50 * 920 * 2 * analyses.BESIDE, 50 * 920 * analyses.ALONE
     expected = (1 + analyses.EDGES) * (both + alone) / 1e3 + analyses.START
     assert analyses.expected(part) == {"training": pytest.approx(expected), "studies": 0}
+
+
+def test_a_run_that_begins_within_another_takes_its_own_steps_alone(analyses: ModuleType) -> None:
+    runs = {"a": analyses.Run("", 100), "b": analyses.Run("", 60, start=("a", 50))}
+    expected = analyses.expected(analyses.Part("", runs, ()))
+    longer = 1e-3 * (1 + analyses.EDGES) * 920 * analyses.ALONE
+    assert expected["training"] == pytest.approx(100 * longer + analyses.START)
+    assert expected["forks"] == pytest.approx(10 * longer + analyses.AGAIN)
+
+
+def test_swa_as_teacher_begins_within_the_mean_teacher_as_if_it_had_been_trained_alone(
+    analyses: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Up to the step at which SWA becomes the teacher the two runs are one; the step itself is the fork's own."""
+    runs = analyses.PARTS["mean-teacher"].runs
+    (parent, epoch), whole = runs["swa-teacher"].start, runs["swa-teacher"].config({})
+    assert epoch == whole.method.teacher_start - 1
+    assert epoch in runs[parent].config({}).checkpoint.keep
+    ema = {**runs[parent].config({}).method.model_dump(), "teacher": "swa"}
+    assert whole.method.model_dump() == ema
+    settings = {**TINY, "method": {"weight": 100, "teacher_start": 3}}
+    swa = merge(settings, {"method": {"teacher": "swa"}})
+    kept = merge(settings, {"checkpoint": {"keep": [2]}})
+    recipe = "digits-mean-teacher"
+    part = analyses.Part(
+        "",
+        {"ema": analyses.Run(recipe, 4, kept), "swa": analyses.Run(recipe, 6, swa, start=("ema", 2))},
+        (analyses.Made("teachers", "teachers --epochs 4", ("ema", "swa"), 0),),
+    )
+    monkeypatch.setattr(analyses, "PARTS", {"mean-teacher": part})
+    assert analyses.main(["mean-teacher", "--device", "cpu", "--seed", "3", "--runs", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["done"]
+    alone = tmp_path / "alone"
+    train(analyses.Run(recipe, 6, swa).config({"seed": 3, "device": {"name": "cpu"}}), alone)
+    fork = tmp_path / "mean-teacher" / "swa"
+    assert metrics(fork) == [line for line in metrics(alone) if line["epoch"] > 2]
+    assert_identical(models(fork), models(alone))
 
 
 def tiny_part(analyses: ModuleType) -> Any:
