@@ -12,7 +12,7 @@ import torch
 from matplotlib import pyplot
 
 from conftest import Command
-from fastswa.analysis.landscape import Axes, Plane, draw, landscape, middle, told
+from fastswa.analysis.landscape import Axes, Plane, draw, landscape, middle, nearest, told
 from fastswa.analysis.study import Request
 from fastswa.analysis.subject import Subject
 from fastswa.analysis.surface import Measured, Surface
@@ -53,14 +53,22 @@ def test_the_middle_of_the_flat_part_of_a_plane() -> None:
     x, y = np.linspace(-2.0, 4.0, 13), np.linspace(-3.0, 3.0, 13)
     errors = 2.0 + (x[None, :] - 1.0) ** 2 + (y[:, None] - 0.5) ** 2
     corners = np.array([[0.0, 0.0], [2.0, 0.0], [1.0, 0.5]])
-    trajectory = (np.array([1.0]), corners[:1], np.zeros(1))
+    # Of the iterates the second projects to the middle itself, but lies farther off the plane than the last is away.
+    trajectory = (np.array([1.0, 3.0, 5.0]), np.array([[0.0, 0.0], [1.0, 0.5], [0.7, 0.1]]), np.array([0.0, 2.0, 1.2]))
     names = ("epoch 1", "epoch 2", "SWA")
     plane = Plane("run", x, y, Measured(errors, errors, errors, errors), names, corners, *trajectory)
     centre, edge = middle(plane)
     assert (centre.tolist(), edge) == ([pytest.approx(1.0), pytest.approx(0.5)], False)
     assert told([plane])[1] == (
         "run: distance from the middle of the points within 1% of the lowest test error: "
-        "epoch 1 1.12, epoch 2 1.12, SWA 0"
+        "epoch 1 1.12, epoch 2 1.12, SWA 0; of all 3 kept iterates that of epoch 1 is the nearest, 1.12 away, "
+        "1.12 of it in the plane"
+    )
+    assert nearest(plane, np.array([0.7, 0.1])) == (1.0, pytest.approx(0.5**0.5), pytest.approx(0.5**0.5))
+    assert nearest(plane, np.array([1.7, 0.9])) == (
+        5.0,
+        pytest.approx((1 + 0.64 + 1.44) ** 0.5),
+        pytest.approx(1.64**0.5),
     )
     cut = dataclasses.replace(plane, measured=Measured(errors, errors, np.ones_like(errors), errors))
     assert middle(cut)[1]

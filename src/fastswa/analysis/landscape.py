@@ -172,13 +172,26 @@ def middle(one: Plane) -> tuple[np.ndarray, bool]:
     return np.array([one.x[i].mean(), one.y[j].mean()]), bool(edge)
 
 
+def nearest(one: Plane, point: np.ndarray) -> tuple[float, float, float]:
+    """The epoch of the kept iterate that is nearest to a point (2,) of the plane, its distance, and that in the plane."""
+    within = np.linalg.norm(one.trajectory - point, axis=1)
+    away = np.hypot(within, one.off)
+    number = int(away.argmin())
+    return float(one.epochs[number]), float(away[number]), float(within[number])
+
+
 def _middle(one: Plane) -> str:
     centre, edge = middle(one)
+    epoch, apart, within = nearest(one, centre)
     away = ", ".join(
         f"{name} {np.linalg.norm(centre - corner):.3g}" for corner, name in zip(one.corners, one.names, strict=True)
     )
     cut = " (they reach the edge of the plane)" if edge else ""
-    return f"distance from the middle of the points within {WITHIN:g}% of the lowest test error{cut}: {away}"
+    return (
+        f"distance from the middle of the points within {WITHIN:g}% of the lowest test error{cut}: {away}; of all "
+        f"{len(one.epochs)} kept iterates that of epoch {epoch:g} is the nearest, {apart:.3g} away, {within:.3g} of it "
+        "in the plane"
+    )
 
 
 def draw(result: Sequence[Plane]) -> Any:
