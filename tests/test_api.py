@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import fastswa
 from fastswa.data.sources import load as load_source
+from fastswa.errors import RequestError
 from fastswa.modelfile import read_facts
 from fastswa.training.folder import PREFERENCE, RunFolder
 from tiny_runs import STEPS, TINY, StoppingWatcher, assert_identical, checkpoints, metrics, models, tiny, train
@@ -58,6 +59,13 @@ def test_fit_says_nothing_and_refuses_as_the_command_does(
     with pytest.raises(fastswa.RequestError, match=r"unknown setting schedule\.epoch; did you mean epochs"):
         fastswa.fit("digits-pi", out=tmp_path / "other", settings={"schedule": {"epoch": 3}})
     assert capfd.readouterr() == ("", "")
+
+
+def test_fit_refuses_to_write_into_no_folder_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError, match="out is empty"):
+        fastswa.fit("digits-supervised", out="")
+    assert not list(tmp_path.iterdir())
 
 
 def test_resume_goes_on_and_warns_where_there_is_nothing_to_do(finished: Path, tmp_path: Path) -> None:

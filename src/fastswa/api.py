@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastswa.config import Config, to_dict
+from fastswa.errors import RequestError
 from fastswa.layers import build_config, merge, refuse_idle, target_layer
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def fit(
     >>> run.metrics[-1]["error"]["fast_swa"]
     """
     began = time.monotonic()
+    if not str(out):
+        raise RequestError("out is empty; it names the new folder that the run is written to.")
     from fastswa.training.budget import Budget
     from fastswa.training.run import flatten, train_new
 
