@@ -173,7 +173,7 @@ def middle(one: Plane) -> tuple[np.ndarray, bool]:
 
 
 def nearest(one: Plane, point: np.ndarray) -> tuple[float, float, float]:
-    """The epoch of the kept iterate that is nearest to a point (2,) of the plane, its distance, and that in the plane."""
+    """The epoch of the kept iterate nearest to a point (2,) of the plane, its distance, and that in the plane alone."""
     within = np.linalg.norm(one.trajectory - point, axis=1)
     away = np.hypot(within, one.off)
     number = int(away.argmin())
