@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from importlib import resources
 
@@ -9,6 +10,7 @@ import pytest
 
 from fastswa.config import Config
 from fastswa.layers import build_config, recipe_layer, recipe_names, recipe_text
+from fastswa.methods.vat import COARSE
 from fastswa.tables.domains import domain_files, domain_runs
 from fastswa.tables.published import all_published, published
 from fastswa.tables.rows import TABLES, all_rows, generated, recipe_files, row_of
@@ -114,6 +116,7 @@ def test_how_far_recipes_train(name: str, epochs: int) -> None:
 def test_the_4k_recipes_keep_the_settings_they_came_with() -> None:
     layers = {name: recipe_layer(name) for name in ROWS if name.startswith("cifar10-cnn") and name.endswith("-4k")}
     assert len(layers) == 10
+    vat = {"weight": 1, "ramp": 0, "epsilon": 8, "xi": 10}
     del layers["cifar10-cnn-mean-teacher-often-4k"]
     methods = {name: layer["method"] for name, layer in layers.items()}
     assert methods == {
@@ -124,9 +127,11 @@ def test_the_4k_recipes_keep_the_settings_they_came_with() -> None:
         "cifar10-cnn-sntg-4k": {"name": "sntg", "weight": 30, "ramp": 80, "neighbours": 0.1, "margin": 1},
         "cifar10-cnn-vadd-4k": {"name": "vadd", "weight": 100, "ramp": 5, "delta": 0.05},
         "cifar10-cnn-temporal-ensembling-4k": {"name": "temporal-ensembling", "weight": 30, "ramp": 80},
-        "cifar10-cnn-vat-4k": {"name": "vat", "weight": 1, "ramp": 0, "epsilon": 8},
-        "cifar10-cnn-vat-entmin-4k": {"name": "vat-entmin", "weight": 1, "ramp": 0, "epsilon": 8, "entropy": 1},
+        "cifar10-cnn-vat-4k": {"name": "vat", **vat},
+        "cifar10-cnn-vat-entmin-4k": {"name": "vat-entmin", **vat, "entropy": 0.3},
     }
+    # Or its directions would be looked for in 32 bits, at three times the cost of a step.
+    assert vat["xi"] >= COARSE * math.sqrt(3 * 32 * 32)
     heads = {
         name.removeprefix("cifar10-cnn-").removesuffix("-4k"): layer["model"]["heads"] for name, layer in layers.items()
     }
