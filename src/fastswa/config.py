@@ -213,7 +213,10 @@ class OptimiserConfig(Section):
     lr: NonNegativeFloat = Field(0.1, le=3e38, description="the highest learning rate (adamw: 0.001)")
     momentum: Probability = Field(0.9, description="momentum; adamw: beta 1")
     nesterov: bool = Field(True, description="sgd: Nesterov's form of momentum")
-    weight_decay: NonNegativeFloat = Field(1e-4, description="weight decay, on every parameter (adamw: 0.01)")
+    weight_decay: NonNegativeFloat = Field(1e-4, description="weight decay (adamw: 0.01)")
+    decay_all: bool | None = Field(
+        None, description="weight decay on every parameter, on if not given; off: on kernels, not on biases and gains"
+    )
     beta2: Probability = Field(0.999, description="adamw: decay of the mean of squared gradients")
     epsilon: PositiveFloat = Field(1e-8, description="adamw: added to the root of that mean")
     rates: dict[str, NonNegativeFloat] = Field(

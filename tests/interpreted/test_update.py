@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fastswa.config import OptimiserConfig
 from fastswa.kernels.update import sgd_and_teacher
+from fastswa.training.optimiser import SGD
 
 # The second lies with its channels last, the others fill, exceed or do not fill a chunk of 2,048.
 SHAPES = [(5000,), (7, 3, 3, 3), (2048,), (1,), (10, 13)]
@@ -46,3 +48,21 @@ def test_update_is_torchs_sgd_and_a_moving_average(nesterov: bool, with_teacher:
     for found, expected in zip(reached, (plain, momenta_of, after if with_teacher else before), strict=True):
         for mine, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, theirs.detach().float(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("decay_all", [None, False])
+def test_decay_on_kernels_alone_is_that_of_the_plain_steps(decay_all: bool | None) -> None:
+    torch.manual_seed(4)
+    config = OptimiserConfig(weight_decay=0.1, decay_all=decay_all)
+    parameters, teacher, rates = drawn(), drawn(), (torch.tensor(0.1), torch.tensor(0.3))
+    launched, plain = (SGD([p.clone() for p in parameters], config) for _ in range(2))
+    followed = [t.clone() for t in teacher]
+    for _ in range(2):
+        gradients = drawn()
+        launched.move(gradients, rates[0], teacher, rates[1])
+        plain.step(gradients, rates[0])
+        torch._foreach_lerp_(followed, plain.parameters, 0.3)
+    for found, expected in zip(
+        (launched.parameters, launched.momentum, teacher), (plain.parameters, plain.momentum, followed), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fastswa.config import OptimiserConfig
+from fastswa.config import OptimiserConfig, to_dict
 from fastswa.errors import RequestError
 from fastswa.layers import build_config, flag_layer, to_toml
-from fastswa.training.optimiser import SGD, AdamW, build_optimiser, rate_multipliers
+from fastswa.training.optimiser import SGD, AdamW, build_optimiser, is_kernel, rate_multipliers
 from fastswa.training.state import preserved
 from tiny_runs import StoppingWatcher, assert_same_run, go_on, state_at, tiny, train
 
@@ -102,13 +102,16 @@ FACTORS = {"body.0.weight": 1.0, "body.0.bias": 0.0, "heads.first.weight": 10.0,
 
 
 def oracle_for(network: nn.Module, config: OptimiserConfig, factors: Mapping[str, float]) -> torch.optim.Optimizer:
-    groups = [{"params": [p], "factor": factors[name]} for name, p in network.named_parameters()]
+    decay = {name: config.weight_decay for name in factors}
+    if config.decay_all is False:
+        decay |= {name: 0.0 for name in factors if name.endswith("bias")}
+    groups = [
+        {"params": [p], "factor": factors[name], "weight_decay": decay[name]} for name, p in network.named_parameters()
+    ]
     if config.name == "adamw":
         betas = (config.momentum, config.beta2)
-        return torch.optim.AdamW(groups, lr=1.0, betas=betas, eps=config.epsilon, weight_decay=config.weight_decay)
-    return torch.optim.SGD(
-        groups, lr=1.0, momentum=config.momentum, nesterov=config.nesterov, weight_decay=config.weight_decay
-    )
+        return torch.optim.AdamW(groups, lr=1.0, betas=betas, eps=config.epsilon)
+    return torch.optim.SGD(groups, lr=1.0, momentum=config.momentum, nesterov=config.nesterov)
 
 
 @pytest.mark.parametrize("rates", [{}, RATES])
@@ -119,6 +122,8 @@ def oracle_for(network: nn.Module, config: OptimiserConfig, factors: Mapping[str
         {"name": "adamw", "momentum": 0.5, "beta2": 0.9, "epsilon": 1e-3, "weight_decay": 0.3},
         {"name": "adamw", "momentum": 0.0, "weight_decay": 0.0},
         {"name": "sgd", "weight_decay": 0.1},
+        {"name": "sgd", "weight_decay": 0.1, "decay_all": False},
+        {"name": "adamw", "weight_decay": 0.3, "decay_all": False},
         {"name": "sgd", "momentum": 0.0, "nesterov": False},
     ],
 )
@@ -142,6 +147,19 @@ def test_steps_with_rates_by_pattern_equal_torchs_parameter_groups(
             assert torch.allclose(a, b, rtol=1e-12, atol=1e-13)
     still = torch.equal(ours.body[0].bias, Toy().body[0].bias)
     assert still == bool(rates)
+
+
+def test_kernels_are_told_from_biases_and_gains() -> None:
+    kernels = {"conv": (8, 3, 3, 3), "pointwise": (8, 3, 1, 1), "linear": (10, 8), "onto one": (1, 8)}
+    others = {"bias": (8,), "weight norm's gain": (8, 1, 1, 1), "scalar": ()}
+    assert all(is_kernel(torch.zeros(shape)) for shape in kernels.values())
+    assert not any(is_kernel(torch.zeros(shape)) for shape in others.values())
+
+
+def test_where_weight_decay_is_stays_out_of_runs_that_do_not_say() -> None:
+    """Runs from before there was a choice are resumed, and found in results, by all of their settings."""
+    assert "decay_all" not in to_dict(build_config({}))["optimiser"]
+    assert not to_dict(build_config(flag_layer(["--optimiser.decay_all", "false"])))["optimiser"]["decay_all"]
 
 
 def test_adamws_first_step_moves_by_the_rate_whatever_the_gradient() -> None:

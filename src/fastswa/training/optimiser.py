@@ -31,10 +31,12 @@ class Optimiser:
         self.counters: dict[str, Tensor] = {}
         chosen = [1.0] * len(self.parameters) if multipliers is None else list(multipliers)
         self.groups = [(m, [k for k, own in enumerate(chosen) if own == m]) for m in dict.fromkeys(chosen)]
+        decays = [config.decay_all is not False or is_kernel(p) for p in self.parameters]
+        self.decayed, self.spared = ([k for k, own in enumerate(decays) if own == wanted] for wanted in (True, False))
 
     @property
     def moves_teacher(self) -> bool:
-        """Whether `move` does a whole update in one launch."""
+        """Whether `move` does a whole update in a launch or two."""
         return False
 
     def move(
@@ -52,8 +54,9 @@ class Optimiser:
         for multiplier, members in self.groups:
             own = rate if multiplier == 1.0 else rate * multiplier
             parameters = [self.parameters[k] for k in members]
-            if decay:
-                torch._foreach_mul_(parameters, 1.0 - own * decay)
+            shrinking = [self.parameters[k] for k in members if k in self.decayed]
+            if decay and shrinking:
+                torch._foreach_mul_(shrinking, 1.0 - own * decay)
             torch._foreach_sub_(parameters, torch._foreach_mul([update[k] for k in members], own))
 
     def _zeros(self) -> list[Tensor]:
@@ -61,7 +64,7 @@ class Optimiser:
 
 
 class SGD(Optimiser):
-    """Momentum (Nesterov's by default) and weight decay on every parameter, as torch.optim.SGD computes them."""
+    """Momentum (Nesterov's by default) and weight decay, as torch.optim.SGD computes them."""
 
     def __init__(
         self, parameters: Sequence[Tensor], config: OptimiserConfig, multipliers: Sequence[float] | None = None
@@ -81,17 +84,24 @@ class SGD(Optimiser):
         from fastswa.kernels.update import sgd_and_teacher
 
         config = self.config
-        sgd_and_teacher(
-            self.parameters, self.momentum, teacher, gradients, rate, teacher_rate,
-            momentum=config.momentum, weight_decay=config.weight_decay, nesterov=config.nesterov,
-        )  # fmt: skip
+        for members, decay in ((self.decayed, config.weight_decay), (self.spared, 0.0)):
+            if members:
+                parameters, momenta, own = (
+                    [each[k] for k in members] for each in (self.parameters, self.momentum, gradients)
+                )
+                sgd_and_teacher(
+                    parameters, momenta, None if teacher is None else [teacher[k] for k in members], own, rate,
+                    teacher_rate, momentum=config.momentum, weight_decay=decay, nesterov=config.nesterov,
+                )  # fmt: skip
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], rate: Tensor) -> None:
         config = self.config
         update = list(gradients)
-        if config.weight_decay:
-            update = list(torch._foreach_add(update, self.parameters, alpha=config.weight_decay))
+        if config.weight_decay and self.decayed:
+            own, theirs = ([each[k] for k in self.decayed] for each in (update, self.parameters))
+            for k, pulled in zip(self.decayed, torch._foreach_add(own, theirs, alpha=config.weight_decay), strict=True):
+                update[k] = pulled
         if config.momentum:
             torch._foreach_mul_(self.momentum, config.momentum)
             torch._foreach_add_(self.momentum, update)
@@ -103,7 +113,7 @@ class SGD(Optimiser):
 
 
 class AdamW(Optimiser):
-    """Adam with decoupled weight decay on every parameter, as torch.optim.AdamW computes it; `momentum` is beta 1.
+    """Adam with decoupled weight decay, as torch.optim.AdamW computes it; `momentum` is beta 1.
 
     The steps are counted on the device: the correction of the two means' start at zero is part of a captured step.
     """
@@ -136,6 +146,11 @@ class AdamW(Optimiser):
     def _grown(self, beta: float) -> Tensor:
         """1 - beta^count, exact for the first steps too, where the difference would lose digits."""
         return -torch.expm1(self.count[0] * (math.log(beta) if beta else -math.inf))
+
+
+def is_kernel(parameter: Tensor) -> bool:
+    """Whether it is a kernel of a convolution or linear layer, rather than a bias or a gain (weight norm's too)."""
+    return parameter.dim() > 1 and parameter[0].numel() > 1
 
 
 _KINDS: dict[str, type[Optimiser]] = {"sgd": SGD, "adamw": AdamW}
