@@ -102,7 +102,7 @@ FACTORS = {"body.0.weight": 1.0, "body.0.bias": 0.0, "heads.first.weight": 10.0,
 
 
 def oracle_for(network: nn.Module, config: OptimiserConfig, factors: Mapping[str, float]) -> torch.optim.Optimizer:
-    decay = {name: config.weight_decay for name in factors}
+    decay = dict.fromkeys(factors, config.weight_decay)
     if config.decay_all is False:
         decay |= {name: 0.0 for name in factors if name.endswith("bias")}
     groups = [
