@@ -96,6 +96,14 @@ def number(words: list[str], name: str, default: str) -> float:
     return value
 
 
+def whole(words: list[str], name: str, default: str) -> int:
+    """The whole number after `name`, at least 1."""
+    text = option(words, name, default)
+    if not text.isdecimal() or not int(text):
+        raise RequestError(f"{name}: '{text}' is not a whole number of at least 1.")
+    return int(text)
+
+
 def choices(axis: str) -> list[dict[str, str]]:
     """The settings that KEY=V1,V2,… offers to choose from; KEY=V+KEY=V are several that change at once."""
     parts = [part.partition("=") for part in re.split(r"\+(?=[a-z0-9_.]+=)", axis)]
@@ -120,7 +128,7 @@ def candidates(words: list[str]) -> list[Candidate]:
     """What is to be trained, the first seed of all before the second; takes its own options out of the words."""
     each = "--each" in words
     words = [word for word in words if word != "--each"]
-    out, validation = Path(option(words, "--out", "runs/tuning")), int(number(words, "--validation", "5000"))
+    out, validation = Path(option(words, "--out", "runs/tuning")), whole(words, "--validation", "5000")
     seeds = option(words, "--seeds", "")
     first_flag = next((k for k, word in enumerate(words) if word.startswith("--")), len(words))
     if first_flag == 0:
@@ -201,9 +209,7 @@ class Tuning:
 def main(words: list[str]) -> int:
     """Trains and prints; the exit code: 0 also where a time limit left some for later."""
     try:
-        together, minutes = int(number(words, "--together", "3")), number(words, "--stop-after", "inf")
-        if not together:
-            raise RequestError("--together must be at least 1.")
+        together, minutes = whole(words, "--together", "3"), number(words, "--stop-after", "inf")
         tuning = Tuning(candidates(words), together)
     except FastswaError as error:
         say(str(error))
