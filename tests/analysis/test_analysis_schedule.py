@@ -108,6 +108,9 @@ def test_what_no_schedule_can_be_is_refused(finished: Path, command: Command) ->
     for words, reason in (
         (("--cycles", "0,1"), "a cycle is longer than no epoch"),
         (("--constant", "-1"), "from 0 on"),
+        (("--constant", "1,4"), "before 4, where the cosine comes to zero"),
+        (("--constant", "inf"), "from 0 on"),
+        (("--constant", "nan"), "from 0 on"),
         (("--until", "9"), "--until says how far forks are trained"),
     ):
         answer = command("analyze", "schedule", f"{finished}@2" if words[0] != "--until" else finished, *words)

@@ -73,10 +73,13 @@ def forks(start: str, epoch: float, request: Request) -> dict[str, Config]:
     as often as it averages."""
     if any(cycle <= 0 for cycle in request.cycles or ()):
         raise RequestError("--cycles: a cycle is longer than no epoch.")
-    if any(at < 0 for at in request.constant or ()):
-        raise RequestError("--constant names epochs whose rate is kept, from 0 on.")
     layer = parent_layer(start)
     parent = build_config(layer)
+    if not all(0 <= at < parent.schedule.period for at in request.constant or ()):
+        raise RequestError(
+            f"--constant names epochs whose rate is kept, from 0 on and before {parent.schedule.period:g}, where the "
+            "cosine comes to zero."
+        )
     fast = next((average for average in parent.averaging.values() if average.kind == "fast-swa"), None)
     every = fast.every if fast is not None else None
     until = request.until or int(max(epoch, parent.schedule.length) + 3 * max(parent.schedule.cycle, 1.0))
