@@ -95,10 +95,11 @@ class Arguments:
         return [word for word in self.options.get(option, "").split(",") if word]
 
     def wholes(self, option: str) -> list[int]:
-        """A list of whole numbers given with an option."""
-        if not all(word.isdigit() for word in self.words(option)):
+        """A list of whole numbers given with an option; none where it is not given."""
+        words = self.words(option)
+        if (option in self and not words) or not all(word.isascii() and word.isdigit() for word in words):
             raise RequestError(f"{option}: '{self.options[option]}' is not a list of whole numbers, such as 10,11,12.")
-        return [int(word) for word in self.words(option)]
+        return [int(word) for word in words]
 
     def __contains__(self, option: str) -> bool:
         return option in self.options

@@ -12,11 +12,12 @@ import pytest
 
 from conftest import Command
 from fastswa.config import Config
+from fastswa.errors import RequestError, RunError
 from fastswa.training import groups
 from fastswa.training.lanes import Lanes
 from fastswa.training.run import NewRun, RunResult, Say
 from fastswa.training.seeds import resume_seeds, summarise, train_seeds
-from tiny_runs import FLAGS, StoppingWatcher, assert_same_run, make_trainer, metrics, quiet, tiny, train
+from tiny_runs import FLAGS, Killed, StoppingWatcher, assert_same_run, make_trainer, metrics, quiet, tiny, train
 
 SHORT = FLAGS[2:]
 
@@ -110,6 +111,59 @@ def test_a_stopped_command_leaves_every_seed_begun(tmp_path: Path) -> None:
     for seed in (3, 4):
         train(tiny({"seed": seed}), tmp_path / f"solo-{seed}")
         assert_same_run(tmp_path / "runs" / f"seed-{seed}", tmp_path / f"solo-{seed}")
+
+
+def test_seeds_that_a_kill_came_before_are_gone_on_with_too(command: Command, tmp_path: Path) -> None:
+    """One split for both, which is the first one's seed: the second keeps to it."""
+    out, same = tmp_path / "runs", {"split": {"seed": 3}}
+    watchers = {seed: StoppingWatcher(kill=5) for seed in (3, 4)}
+    with pytest.raises(Killed):
+        train_seeds([tiny({"seed": seed}, same) for seed in (3, 4)], out, watchers, quiet)
+    assert not (out / "seed-4").exists()
+    answer = command("resume", out, "--no-report")
+    assert (answer.code, answer.out) == (0, f"{out}: done; mean and std over 2 seeds are in {out}/summary.json\n")
+    assert f"fastswa: {out}/seed-4 was not begun; starting from step 0.\n" in answer.err
+    for seed in (3, 4):
+        train(tiny({"seed": seed}, same), tmp_path / f"solo-{seed}")
+        assert_same_run(out / f"seed-{seed}", tmp_path / f"solo-{seed}")
+    assert (out / "seed-4/config.toml").read_bytes() == (tmp_path / "solo-4/config.toml").read_bytes()
+
+
+def test_every_seed_that_fails_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    rates = {3: 1e38, 4: 0.05, 5: 1e37}
+    configs = [tiny({"seed": seed, "optimiser": {"lr": rate}}) for seed, rate in rates.items()]
+    watchers = {3: StoppingWatcher(), 4: StoppingWatcher(), 5: StoppingWatcher(stop=2)}
+    with pytest.raises(RunError, match=r"^seed-3: the loss or a weight is no longer finite"):
+        train_seeds(configs, tmp_path / "runs", watchers, said.append)
+    assert [line for line in said if line.startswith("seed-5: the loss or a weight is no longer finite")]
+
+
+def test_a_summary_that_cannot_be_written_is_a_failure_after_training(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    (out / "summary.json").mkdir(parents=True)
+    answer = command("train", "digits-mean-teacher", "--seeds", "3", "--out", out, "--no-report", *SHORT)
+    assert (answer.code, answer.err.splitlines()[-1]) == (
+        1,
+        f"fastswa: cannot write {out}/summary.json: Is a directory.",
+    )
+    assert [file.name for file in sorted(out.iterdir())] == ["seed-3", "summary.json"]
+
+
+def test_one_run_and_several_seeds_do_not_share_a_folder(tmp_path: Path) -> None:
+    one = tiny({"schedule": {"epochs": 1, "length": 1}})
+    train_seeds([one], tmp_path / "several", {3: StoppingWatcher()}, quiet)
+    with pytest.raises(RequestError, match="several holds the runs of several seeds; choose another --out"):
+        train(one, tmp_path / "several")
+    train(one, tmp_path / "one")
+    with pytest.raises(RequestError, match="one holds a run of one seed; choose another --out"):
+        train_seeds([one], tmp_path / "one", {3: StoppingWatcher()}, quiet)
+
+
+@pytest.mark.parametrize("seeds", ["", ",", "-1", "1,x", "²"])
+def test_what_is_no_list_of_seeds_is_refused(seeds: str, command: Command, tmp_path: Path) -> None:
+    answer = command("train", "digits-mean-teacher", "--seeds", seeds, "--out", tmp_path / "runs")
+    assert answer == (2, "", f"fastswa: --seeds: '{seeds}' is not a list of whole numbers, such as 10,11,12.\n")
 
 
 def test_a_seed_named_twice_is_refused(command: Command, tmp_path: Path) -> None:

@@ -41,12 +41,14 @@ class RunFolder:
         self._metrics = path / "metrics.jsonl"
 
     def refuse_taken(self) -> None:
-        """Refuse a folder that already holds a run."""
+        """Refuse a folder that already holds a run, or several."""
         if any((self.path / name).exists() for name in ("config.toml", "metrics.jsonl", "checkpoint")):
             raise RequestError(
                 f"{self.path} already holds a run; continue it with `fastswa resume {shlex.quote(str(self.path))}` "
                 "or choose another --out."
             )
+        if any(self.path.glob("seed-*/config.toml")):
+            raise RequestError(f"{self.path} holds the runs of several seeds; choose another --out.")
 
     def create(self, config: Config) -> None:
         """Make the folder of a new run."""

@@ -68,7 +68,7 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 class NewRun:
     """A run to train from its beginning into a new folder; forked from another run's state if `start.run` says so.
 
-    `budget` decides its length; `tell` hears what was chosen for data of one's own.
+    `budget` decides its length; `tell` hears what was chosen for data of one's own; its environment.json holds `facts`.
     """
 
     config: Config
@@ -76,6 +76,7 @@ class NewRun:
     watcher: Watcher
     budget: Budget | None = None
     tell: Say | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self) -> Config:
         RunFolder(self.path).refuse_taken()
@@ -114,7 +115,7 @@ class NewRun:
         trainer.folder.create(config)
         if domains is not None:
             trainer.folder.write_domains(domain_facts(dataset, domains))
-        trainer.folder.write_environment({**_facts(trainer), "together": together, "parent": parent})
+        trainer.folder.write_environment({**_facts(trainer), "together": together, "parent": parent, **self.facts})
         if parent is not None:
             trainer.save()
         return trainer, watcher

@@ -9,13 +9,15 @@ from statistics import mean, stdev
 from typing import Any
 
 from fastswa.config import RESUMABLE, Config, to_dict
-from fastswa.errors import FastswaError, RequestError
+from fastswa.errors import FastswaError, RequestError, RunError
+from fastswa.layers import build_config, file_layer
 from fastswa.training.budget import Budget
 from fastswa.training.device import choose_compute
 from fastswa.training.folder import RunFolder
 from fastswa.training.groups import TOGETHER, train_groups
 from fastswa.training.loop import Watcher
 from fastswa.training.run import NewRun, OldRun, RunResult, Say, flatten
+from fastswa.whole import reason, replacing
 
 
 def seed_folder(out: Path, seed: int) -> Path:
@@ -36,8 +38,12 @@ def train_seeds(
 
     `budget` gives all of them one length, as if each ran alone; `tell` hears what was chosen for the first.
     """
+    if (out / "config.toml").exists():
+        raise RequestError(f"{out} holds a run of one seed; choose another --out.")
+    # Of each, so that those which a kill leaves not even begun are known as well.
+    facts = {"seeds": {str(config.seed): config.split.seed for config in configs}}
     runs = [
-        NewRun(config, seed_folder(out, config.seed), watchers[config.seed], budget, None if number else tell)
+        NewRun(config, seed_folder(out, config.seed), watchers[config.seed], budget, None if number else tell, facts)
         for number, config in enumerate(configs)
     ]
     return _train(runs, out, say, began)
@@ -46,8 +52,13 @@ def train_seeds(
 def resume_seeds(
     out: Path, changes: Mapping[str, Any], watchers: Mapping[int, Watcher], say: Say, *, began: float | None = None
 ) -> list[RunResult]:
-    """Go on with every run under OUT, together as they began."""
-    return _train([OldRun(path, watchers[seed], changes) for seed, path in seeds_under(out).items()], out, say, began)
+    """Go on with every run under OUT, together as they began, and begin those that a kill came before."""
+    runs: list[NewRun | OldRun] = [OldRun(path, watchers[seed], changes) for seed, path in seeds_under(out).items()]
+    for config in seeds_to_come(out, changes):
+        path = seed_folder(out, config.seed)
+        say(f"{path} was not begun; starting from step 0.")
+        runs.append(NewRun(config, path, watchers[config.seed]))
+    return _train(runs, out, say, began)
 
 
 def _train(runs: Sequence[NewRun | OldRun], out: Path, say: Say, began: float | None) -> list[RunResult]:
@@ -67,6 +78,8 @@ def _train(runs: Sequence[NewRun | OldRun], out: Path, say: Say, began: float | 
         alike = len(failures) == len(runs) and len({str(each) for each in failures.values()}) == 1
         if alike or not isinstance(error, FastswaError):
             raise error
+        for other in sorted(failures.keys() - {number}):
+            say(f"{runs[other].path.name}: {failures[other]}")
         raise type(error)(f"{runs[number].path.name}: {error}") from error
     return done
 
@@ -103,6 +116,17 @@ def seeds_under(out: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
+def seeds_to_come(out: Path, changes: Mapping[str, Any]) -> list[Config]:
+    """Of the seeds that the runs under OUT were trained with, those without a folder, in the settings of these runs."""
+    found, there = dict[int, Config](), seeds_under(out)
+    for path in there.values():
+        for seed, split in (RunFolder(path).known_environment().get("seeds") or {}).items():
+            if int(seed) not in {*there, *found}:
+                layer = {"seed": int(seed), "split": {"seed": split}}
+                found[int(seed)] = build_config(file_layer(path / "config.toml"), changes, layer)
+    return list(found.values())
+
+
 def summarise(results: Sequence[RunResult]) -> dict[str, Any]:
     """Mean, std (over n - 1) and number of seeds of each network's error, by epoch."""
     errors: dict[int | float, dict[str, list[float]]] = {}
@@ -126,6 +150,7 @@ def summarise(results: Sequence[RunResult]) -> dict[str, Any]:
 
 def write_summary(out: Path, results: Sequence[RunResult]) -> None:
     try:
-        (out / "summary.json").write_text(json.dumps(summarise(results), indent=1) + "\n", "utf-8")
+        with replacing(out / "summary.json") as temporary:
+            temporary.write_text(json.dumps(summarise(results), indent=1) + "\n", "utf-8")
     except OSError as error:
-        raise RequestError(f"cannot write {out / 'summary.json'}: {error.strerror}.") from error
+        raise RunError(f"cannot write {out / 'summary.json'}: {reason(error)}.") from error

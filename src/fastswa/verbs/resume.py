@@ -13,7 +13,7 @@ def run(arguments: Arguments) -> int:
     from fastswa.layers import build_config, file_layer, flag_layer
     from fastswa.report.after import report_after_training
     from fastswa.training.run import resume
-    from fastswa.training.seeds import resume_seeds, seeds_under
+    from fastswa.training.seeds import resume_seeds, seed_folder, seeds_to_come, seeds_under
 
     path = Path(arguments.target("run folder"))
     changes = flag_layer(arguments.settings, arguments.verb.options)
@@ -23,7 +23,8 @@ def run(arguments: Arguments) -> int:
             refuse_missing(asked, build_config(file_layer(one / "config.toml"), changes), one)
     with ConsoleWatcher(arguments.number("--stop-after", float("inf"))) as watcher:
         if seeds_under(path) and not (path / "config.toml").exists():
-            lanes = {seed: watcher.lane(str(run), f"seed {seed}  ") for seed, run in seeds_under(path).items()}
+            seeds = [*seeds_under(path), *(config.seed for config in seeds_to_come(path, changes))]
+            lanes = {seed: watcher.lane(str(seed_folder(path, seed)), f"seed {seed}  ") for seed in seeds}
             results = resume_seeds(path, changes, lanes, say, began=arguments.began)
         else:
             results = [resume(path, changes, watcher.lane(str(path)), say, began=arguments.began)]
