@@ -265,3 +265,7 @@ def test_misuse_is_one_sentence(command: Command, words: tuple[str, ...], senten
     assert (answer.code, answer.out) == (2, "")
     assert answer.err.startswith(f"fastswa: {sentence}")
     assert len(answer.err.splitlines()) == 1
+
+
+def test_a_network_named_without_its_option_is_refused(command: Command) -> None:
+    assert command("bench", "cnn13") == (2, "", "fastswa: bench takes no 'cnn13'; --models A,B names networks.\n")

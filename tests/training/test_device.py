@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,13 @@ def test_without_triton_nothing_is_compiled_for_a_gpu(monkeypatch: pytest.Monkey
     monkeypatch.setattr(kernels, "_TRITON", False)
     with pytest.raises(RequestError, match="compiled needs Triton on a GPU, and it is not installed; use graph"):
         choose_compute(DeviceConfig(engine="compiled"))
+
+
+def test_more_threads_than_a_machine_can_have_are_refused() -> None:
+    cores = os.cpu_count() or 1
+    assert choose_compute(DeviceConfig(name="cpu", threads=2 * cores)).device.type == "cpu"
+    with pytest.raises(RequestError, match=f"^device.threads: 99999 are too many; this machine has {cores} cores.$"):
+        choose_compute(DeviceConfig(name="cpu", threads=99999))
 
 
 def test_one_thread_at_a_time_has_a_gpu() -> None:

@@ -20,6 +20,8 @@ from fastswa.errors import RequestError
 # Of mallopt, in glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _GPU = RLock()
+# A core's: with many more a step waits for its own threads, a thousand times as long, or the process dies.
+_MOST_THREADS = 16
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,9 @@ class Compute:
 
 def choose_compute(config: DeviceConfig) -> Compute:
     """The device, precision and engine that the settings ask for; refuses what is not there."""
+    cores = os.cpu_count() or 1
+    if config.threads is not None and config.threads > _MOST_THREADS * cores:
+        raise RequestError(f"device.threads: {config.threads} are too many; this machine has {cores} cores.")
     device = _device(config.name)
     cuda = device.type == "cuda"
     precision = config.precision

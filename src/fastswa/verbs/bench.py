@@ -8,8 +8,11 @@ from fastswa.arguments import COMMON, Arguments, Verb
 def run(arguments: Arguments) -> int:
     from fastswa.bench import CASES, run_bench
     from fastswa.config import DeviceConfig
+    from fastswa.errors import RequestError
     from fastswa.training.device import choose_compute
 
+    if arguments.targets:
+        raise RequestError(f"bench takes no '{arguments.targets[0]}'; --models A,B names networks.")
     device = arguments.options.get("--device", "auto")
     on_cpu = choose_compute(DeviceConfig(name=device)).device.type == "cpu"
     default = "small" if on_cpu else ",".join(CASES)
