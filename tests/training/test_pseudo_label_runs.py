@@ -158,6 +158,7 @@ def test_recipes_of_the_frontier(name: str, labels: int, steps: int) -> None:
     assert config.averaging["fast_swa"].start == 0.75 * schedule.epochs
     assert config.averaging["ema"].every == 0
     assert config.batch.reuse_labelled
+    assert config.optimiser.decay_all is False
     last = config.averaging["last"]
     assert (last.kind, last.start, last.every) == ("last", 0, 1)  # a copy of the weights in a thousand steps
 
