@@ -1,7 +1,7 @@
 """Whether averaging helps pseudo-label methods: fast-SWA, EMA and student of the same runs, paired.
 
-Averages have batch-norm statistics of weak views alone, a student has those that its training left; what is averaging's
-own is seen beside the student with statistics as theirs (an average of the kind `last`).
+Averages have batch-norm statistics taken anew at each evaluation, a student has those that its passes left; what is
+averaging's own is seen beside the student with statistics as theirs (an average of the kind `last`).
 """
 
 from __future__ import annotations
