@@ -64,6 +64,10 @@ WRONG = {
     f"{TRAIN} --log.tensorboard=maybe": "log.tensorboard: 'maybe' is not true or false.",
     f"{TRAIN} --epochs": "--epochs needs a value.",
     f"{TRAIN} --out": "--out needs a value.",
+    f"{TRAIN} --out --json": "--out needs a value.",
+    f"{TRAIN} --out=": "--out needs a value.",
+    f"{TRAIN} --lr 0.1": "unknown setting --lr; did you mean optimiser.lr?",
+    "evaluate taken -d cpu": "unknown option -d for evaluate; there are: --device, --flips, --json.",
     f"{TRAIN} --json=yes": "--json takes no value.",
     f"{TRAIN} --stop-after soon": "--stop-after: 'soon' is not a number above zero.",
     f"{TRAIN} --stop-after 0": "--stop-after: '0' is not a number above zero.",
@@ -142,6 +146,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("damaged.npz").write_bytes(Path("whole.npz").read_bytes()[:300])
     RunFolder(Path("taken")).create(build_config(recipe_layer("digits-pi")))
     return tmp_path
+
+
+def test_an_empty_word_is_no_folder_and_no_value(place: Path, command: Command) -> None:
+    for verb in ("train", "resume", "evaluate", "report", "check"):
+        empty = f"fastswa: a word after {verb} is empty; is a variable of the shell not set?\n"
+        assert command(verb, "") == (2, "", empty)
+    assert command(*TRAIN.split(), "--out", "") == (2, "", "fastswa: --out needs a value.\n")
 
 
 @pytest.mark.parametrize("words", WRONG)

@@ -47,17 +47,19 @@ class Arguments:
             if option in verb.options:
                 takes_value = verb.options[option]
                 if takes_value and not equals:
-                    if not rest:
-                        raise RequestError(f"{option} needs a value.")
-                    value = rest.pop(0)
-                elif equals and not takes_value:
+                    value = rest.pop(0) if rest and not rest[0].startswith("--") else ""
+                if takes_value and not value:
+                    raise RequestError(f"{option} needs a value.")
+                if equals and not takes_value:
                     raise RequestError(f"{option} takes no value.")
                 self.options[option] = value
-            elif not word.startswith("--"):
+            elif not word.startswith("-"):
+                if not word:
+                    raise RequestError(f"a word after {name} is empty; is a variable of the shell not set?")
                 if self.settings:
                     raise RequestError(f"unexpected argument '{word}'; what to work on comes first after the verb.")
                 self.targets.append(word)
-            elif verb.settings != "none":
+            elif verb.settings != "none" and word.startswith("--"):
                 self.settings.append(word)
                 if not equals and rest and not rest[0].startswith("--"):
                     self.settings.append(rest.pop(0))

@@ -177,7 +177,9 @@ def _field_type(path: str, options: Iterable[str]) -> type | None:
     known = dict(fields())
     if _generic(path) not in known:
         names = [*known, *ALIASES, *(option.removeprefix("--") for option in options)]
-        raise RequestError(f"unknown setting --{path}; {nearest(_generic(path), names)}")
+        within = [name for name in known if name.rpartition(".")[2] == path]
+        hint = f"did you mean {within[0]}?" if len(within) == 1 else nearest(_generic(path), names)
+        raise RequestError(f"unknown setting --{path}; {hint}")
     annotation = known[_generic(path)].annotation
     if annotation is bool:
         return bool
