@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from fastswa.report.compare import comparison_page
 from fastswa.report.record import RunRecord, read_run, short_names
 from fastswa.report.words import setting
 from tiny_runs import StoppingWatcher, tiny, train
+
+SUMMED = "Test error in percent, mean ± standard deviation over seeds"
 
 
 @pytest.fixture(scope="session")
@@ -79,12 +82,42 @@ def test_only_the_settings_that_differ_are_listed(several: Path) -> None:
 
 def test_seeds_are_summed_up(several: Path) -> None:
     records = runs(several, "mt/seed-1", "mt/seed-2", "pi")
-    rows = cells(check(comparison_page(records)), "Test error in percent, mean ± standard deviation over seeds")
+    rows = cells(check(comparison_page(records)), SUMMED)
     first, second = (record.final("test")["fast_swa"] for record in records[:2])
     spread = abs(first - second) / 2**0.5
     assert len(rows) == 2
     assert rows[1][:2] == ["mt/seed-1 and 1 more", "2"]
     assert rows[1][5] == f"{(first + second) / 2:.2f} ± {spread:.2f}"
+
+
+def test_a_seed_that_was_trained_twice_counts_once(several: Path, tmp_path: Path) -> None:
+    again, elsewhere = tmp_path / "again", tmp_path / "elsewhere"
+    shutil.copytree(several / "mt" / "seed-1", again)
+    shutil.copytree(several / "mt" / "seed-1", elsewhere)
+    figures = elsewhere / "metrics.jsonl"  # another machine's
+    lines = [json.loads(line) for line in figures.read_text().splitlines()]
+    lines[-1]["error"]["fast_swa"] += 3.0
+    figures.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    records = [*runs(several, "mt/seed-1", "mt/seed-2"), read_run(again), read_run(elsewhere)]
+    first, second = (record.final("test")["fast_swa"] for record in records[:2])
+    rows = cells(check(comparison_page(records)), SUMMED)
+    assert rows[1][:2] == ["mt/seed-1 and 3 more", "2"]
+    spread = abs(first + 1.0 - second) / 2**0.5
+    assert rows[1][5] == f"{(first + 1.0 + second) / 2:.2f} ± {spread:.2f}"
+    assert cells(check(comparison_page([records[0], records[2]])), SUMMED) == []
+
+
+def test_what_began_elsewhere_or_has_not_ended_is_no_repeat(several: Path, tmp_path: Path) -> None:
+    fork, short = tmp_path / "fork", tmp_path / "short"
+    shutil.copytree(several / "mt" / "seed-2", fork)
+    facts = json.loads((fork / "environment.json").read_text())
+    (fork / "environment.json").write_text(json.dumps({**facts, "parent": {"run": "runs/a", "epoch": 2}}))
+    shutil.copytree(several / "mt" / "seed-2", short)
+    lines = (short / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (short / "metrics.jsonl").write_text("".join(lines[:-1]))
+    for other in (fork, short):
+        page = check(comparison_page([*runs(several, "mt/seed-1"), read_run(other)]))
+        assert cells(page, SUMMED) == []
 
 
 def test_the_learning_rate_is_drawn_where_all_share_it(several: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import mean, stdev
+from statistics import fmean, stdev
 from typing import Any
 
 from fastswa.config import to_dict
@@ -17,7 +17,8 @@ from fastswa.training.run import flatten
 
 _COLOURS = 8
 # What may differ between repeats of one experiment: its random numbers, its machine and its bookkeeping.
-_REPEATS = ("seed", "split.seed", "data.root", "start.run", "evaluation.", "checkpoint.", "device.", "log.")
+_SEEDS = ("seed", "split.seed")
+_REPEATS = (*_SEEDS, "data.root", "start.run", "evaluation.", "checkpoint.", "device.", "log.")
 
 
 def comparison_page(runs: Sequence[RunRecord]) -> str:
@@ -114,24 +115,39 @@ def _errors(runs: Sequence[RunRecord], names: Sequence[str], images: str, *, sam
 def _repeats(
     runs: Sequence[RunRecord], names: Sequence[str], settings: Sequence[Mapping[str, Any]], images: str
 ) -> Table | None:
-    """Mean and standard deviation over runs that differ in nothing but their seed."""
-    groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
-    for number, one in enumerate(settings):
-        key = tuple(sorted((name, str(value)) for name, value in one.items() if not name.startswith(_REPEATS)))
-        groups.setdefault(key, []).append(number)
+    """Mean and standard deviation over runs that differ in nothing but their seed.
+
+    Runs of one seed count once, with their mean: what was trained again tells nothing of another seed. Those that are
+    not at their last epoch do not count.
+    """
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for number, (run, one) in enumerate(zip(runs, settings, strict=True)):
+        if run.trained:
+            groups.setdefault(_experiment(run, one), []).append(number)
     networks, rows = _networks(runs), []
     for members in groups.values():
-        if len(members) < 2:
+        seeds: dict[tuple[Any, ...], list[dict[str, float]]] = {}
+        for number in members:
+            drawn = tuple(settings[number].get(name) for name in _SEEDS)
+            seeds.setdefault(drawn, []).append(runs[number].final(images))
+        if len(seeds) < 2:
             continue
-        finals = [runs[number].final(images) for number in members]
         cells = []
         for network in networks:
-            errors = [final[network] for final in finals if network in final]
-            cells.append(f"{mean(errors):.2f} ± {stdev(errors):.2f}" if len(errors) > 1 else words.NONE)
-        rows.append([f"{words.readable(names[members[0]])} and {len(members) - 1} more", str(len(members)), *cells])
+            known = [[final[network] for final in finals if network in final] for finals in seeds.values()]
+            errors = [fmean(one) for one in known if one]
+            cells.append(f"{fmean(errors):.2f} ± {stdev(errors):.2f}" if len(errors) > 1 else words.NONE)
+        rows.append([f"{words.readable(names[members[0]])} and {len(members) - 1} more", str(len(seeds)), *cells])
     head = ("runs", "seeds", *(shown(network) for network in networks))
     caption = f"{images.capitalize()} error in percent, mean ± standard deviation over seeds"
     return Table(caption, head, rows) if rows else None
+
+
+def _experiment(run: RunRecord, settings: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What is the same in runs that repeat one experiment; of forks, the epoch that they were begun at too."""
+    parent = run.environment.get("parent")
+    begun = parent.get("epoch") if isinstance(parent, dict) else None
+    return begun, *sorted((name, str(value)) for name, value in settings.items() if not name.startswith(_REPEATS))
 
 
 def _differing(names: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> Table | None:
