@@ -205,6 +205,17 @@ def test_commands_say_what_is_wrong_in_one_sentence(tmp_path: Path, command: Com
     assert "--data.aliases: 'car' is not NAME=NAME." in refusal("--data.target", "digits", "--data.aliases", "car")
 
 
+def test_a_threshold_of_zero_is_refused_also_where_the_data_choose_the_method(tmp_path: Path, command: Command) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "a.npz", x_train=rng.integers(0, 256, (60, 8, 8), dtype=np.uint8), y_train=np.arange(60) % 2)
+    np.savez(tmp_path / "b.npz", x_unlabelled=rng.integers(0, 256, (60, 8, 8), dtype=np.uint8))
+    words = ("--method.threshold", "0", "--out", tmp_path / "run", "--device", "cpu")
+    answer = command("train", tmp_path / "a.npz", "--data.target", tmp_path / "b.npz", *words)
+    assert (answer.code, answer.out) == (2, "")
+    assert "method.threshold (0) must lie between 0 and 1, both excluded." in answer.err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+
+
 def test_two_folders_of_ones_own_get_self_ensembling_unless_another_is_named(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     first, second = (rng.integers(0, 256, (count, 8, 8), dtype=np.uint8) for count in (2600, 5200))

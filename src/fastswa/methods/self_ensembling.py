@@ -38,6 +38,9 @@ class SelfEnsembling(Guesses):
 
     def __init__(self, config: MethodConfig, *, images: int, classes: int) -> None:
         super().__init__(config, images=images, classes=classes)
+        # Said here too: where the data chose the method, the settings were read before anybody knew whose they are.
+        if not config.threshold:
+            raise RequestError("method.threshold (0) must lie between 0 and 1, both excluded.")
         # 1 but while the probe asks what would happen if all passed.
         self.memory["strict"] = torch.ones(())
 
