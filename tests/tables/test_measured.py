@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +119,29 @@ def test_other_files_are_passed_over_and_broken_ones_named(tmp_path: Path) -> No
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(RequestError, match=r"bad\.json is not readable JSON"):
         load_results(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"config": [], "metrics": []},
+        {"config": {}, "metrics": {"epoch": 1}},
+        {"config": {}, "metrics": [], "environment": "here"},
+        {"config": {}, "metrics": [{"epoch": 1}]},
+        {"config": {}, "metrics": [3]},
+    ],
+)
+def test_a_record_of_another_shape_is_named(tmp_path: Path, record: dict[str, Any]) -> None:
+    (tmp_path / "odd.json").write_text(json.dumps(record))
+    with pytest.raises(RequestError, match=r"odd\.json is not a run's record as `fastswa sweep` writes it"):
+        load_results(tmp_path)
+
+
+def test_keeping_a_record_by_hand_says_in_a_sentence_what_is_wrong(tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "record.py")]
+    for words, sentence in (
+        ([], "name a run's folder and the file to write."),
+        ([tmp_path, tmp_path / "a.json"], f"{tmp_path} holds no run: there is no config.toml in it."),
+    ):
+        answer = subprocess.run([*command, *map(str, words)], capture_output=True, text=True)
+        assert (answer.returncode, answer.stderr) == (2, f"# {sentence}\n")

@@ -86,6 +86,8 @@ def load_results(folder: Path | None) -> list[Result]:
             raise RequestError(f"{path} is not readable JSON: {error}.") from error
         if not isinstance(record, dict) or not {"config", "metrics"} <= record.keys():
             continue
+        if not _whole(record):
+            raise RequestError(f"{path} is not a run's record as `fastswa sweep` writes it; move it away.")
         try:
             config = build_config(record["config"])
         except RequestError as error:
@@ -94,6 +96,17 @@ def load_results(folder: Path | None) -> list[Result]:
         ran = (place.get("together", 1), place.get("gpu"), record.get("wall_seconds"))
         found.append(Result(path.name, config, record["metrics"], *ran))
     return found
+
+
+def _whole(record: Mapping[str, Any]) -> bool:
+    """Whether a record's parts are of the kinds that tables read."""
+    lines = record["metrics"]
+    return (
+        isinstance(record["config"], dict)
+        and isinstance(record.get("environment") or {}, dict)
+        and isinstance(lines, list)
+        and all(isinstance(line, dict) and {"epoch", "seconds"} <= line.keys() for line in lines)
+    )
 
 
 def device_minutes(metrics: Sequence[Mapping[str, Any]], together: int = 1) -> list[float]:
