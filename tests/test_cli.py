@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -394,6 +397,58 @@ def test_ctrl_c_stops_after_the_step_and_twice_at_once(
     assert command("resume", run).code == 0
     assert_identical(models(run), models(finished))
     assert metrics(run) == metrics(finished)
+
+
+class Unwritable(io.StringIO):
+    """A standard error that fails from a line of its third evaluation on."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__()
+        self.error = error
+
+    def write(self, text: str) -> int:
+        if "epoch    3" in self.getvalue() + text:
+            raise self.error
+        return super().write(text)
+
+
+def test_a_log_that_cannot_be_written_stops_no_run(
+    monkeypatch: pytest.MonkeyPatch, command: Command, finished: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", Unwritable(OSError(errno.ENOSPC, "No space left on device")))
+        assert command(*TRAIN.split(), "--out", run, *FLAGS, "--no-report").code == 0
+        assert command("evaluate", tmp_path / "none").code == 2
+    assert_identical(models(run), models(finished))
+    assert metrics(run) == metrics(finished)
+
+
+def test_a_run_that_nobody_reads_of_is_saved_and_ends(
+    monkeypatch: pytest.MonkeyPatch, command: Command, finished: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    often = [*FLAGS, "--checkpoint.every", "100"]
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", Unwritable(BrokenPipeError(errno.EPIPE, "Broken pipe")))
+        assert command(*TRAIN.split(), "--out", run, *often).code == 1
+    assert [line["epoch"] for line in metrics(run)] == [1, 2, 3]
+    assert len(checkpoints(run)) == 1
+    assert command("resume", run).code == 0
+    assert_identical(models(run), models(finished))
+
+
+def test_names_beyond_the_terminals_alphabet_are_shown_by_number() -> None:
+    fewer = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    code = "import sys, fastswa.cli as c; c._dispatch = lambda *_: print('é') or 0; sys.exit(c.main())"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, env=fewer, timeout=60)
+    assert (printed.returncode, printed.stdout.strip(), printed.stderr) == (0, b"\\xe9", b"")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell of Unix closes the stream")
+def test_a_closed_standard_output_is_no_failure() -> None:
+    closed = subprocess.run(["sh", "-c", f"{sys.executable} -m fastswa --version >&-"], capture_output=True, timeout=60)
+    assert (closed.returncode, closed.stderr) == (0, b"")
 
 
 def test_runs_get_a_folder_of_their_own(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -359,3 +359,16 @@ def test_others_may_read_a_model_file(finished: Path) -> None:
     umask = os.umask(0)
     os.umask(umask)
     assert (finished / "model.safetensors").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_standard_output_has_the_letters_of_a_file(
+    finished: Path, digits: np.ndarray, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = tmp_path / "Käfer.png"
+    Image.fromarray(digits[0]).save(image)
+    assert command("predict", finished, image, "--out", tmp_path / "rows.csv").code == 0
+    written = io.BytesIO()
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii", newline=""))
+        assert command("predict", finished, image).code == 0
+        assert written.getvalue() == (tmp_path / "rows.csv").read_bytes()

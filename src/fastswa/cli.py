@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from textwrap import wrap
 
 from fastswa import __version__
@@ -66,19 +68,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0 (done), 1 (failed while running) or 2 (the request was wrong)."""
     words = list(sys.argv[1:] if argv is None else argv)
     began = _STARTED if argv is None else time.monotonic()
+    if argv is None and isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # A name that the terminal's alphabet lacks is shown by its number, as on standard error.
+        sys.stdout.reconfigure(errors="backslashreplace")
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
         code = _dispatch(words, began)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except FastswaError as error:
         if debug:
             raise
-        print(f"fastswa: {error}", file=sys.stderr)
+        _complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        print("fastswa: interrupted.", file=sys.stderr)
+        _complain("interrupted.")
         return 1
     except BrokenPipeError:
         # Nobody reads any more; what is still buffered must not fail again at exit.
@@ -88,8 +94,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        print(f"fastswa: failed: {reason} (--debug shows where).", file=sys.stderr)
+        _complain(f"failed: {reason} (--debug shows where).")
         return 1
+
+
+def _complain(sentence: str) -> None:
+    """Say what is wrong; the exit code says it too where that cannot be written."""
+    with suppress(OSError):
+        print(f"fastswa: {sentence}", file=sys.stderr)
 
 
 def _dispatch(words: list[str], began: float) -> int:

@@ -8,10 +8,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 from rich.progress import (
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 
 def say(message: str) -> None:
-    """One line to the person, beside the results."""
-    print(f"fastswa: {message}", file=sys.stderr)
+    """One line to the person, beside the results; it is lost where it cannot be written."""
+    with suppress(OSError):
+        print(f"fastswa: {message}", file=sys.stderr)
 
 
 def shown(name: str) -> str:
@@ -40,16 +41,46 @@ def shown(name: str) -> str:
     return {"swa": "SWA", "fast_swa": "fast-SWA", "ema": "EMA"}.get(network, network) + plus + how
 
 
+class _Log:
+    """A stream for messages that nothing depends on: what it cannot take, as on a full disk, is lost.
+
+    `unread` is called once nobody is there to read it.
+    """
+
+    def __init__(self, stream: IO[str], unread: Callable[[], None]) -> None:
+        self._stream, self._unread = stream, unread
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except BrokenPipeError:
+            self._unread()
+        except OSError:
+            pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class ConsoleWatcher:
     """Shows progress on stderr and stops runs at a time limit, at Ctrl-C or when asked to terminate.
 
-    Each run is watched through a lane of its own.
+    Each run is watched through a lane of its own. They also stop once nobody reads what is shown, as after `| head`;
+    a disk that is too full for it stops none.
     """
 
     def __init__(self, minutes: float = float("inf")) -> None:
         self.interrupted = False
         self._deadline = time.monotonic() + 60.0 * minutes
-        self.console = Console(stderr=True)
+        log = None if sys.stderr is None else cast("IO[str]", _Log(sys.stderr, self._stop))
+        self.console = Console(file=log, stderr=True)
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -75,10 +106,13 @@ class ConsoleWatcher:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
+    def _stop(self) -> None:
+        self.interrupted = True
+
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.interrupted:
             raise KeyboardInterrupt
-        self.interrupted = True
+        self._stop()
         say("stopping after this step; once more to stop at once.")
 
     def lane(self, label: str, prefix: str = "") -> Lane:

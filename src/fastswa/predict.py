@@ -195,6 +195,7 @@ def _replacing(out: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def _standard_output() -> Iterator[TextIO]:
+    """Standard output, in the letters of a file whatever the terminal's are: it is mostly piped into one."""
     with suppress(AttributeError):  # where something else stands in for it
-        sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
     yield sys.stdout
