@@ -156,7 +156,7 @@ def test_mixed_sizes_and_few_images(tmp_path: Path) -> None:
         "enlarged": 2,
         "cropped": 0,
     }
-    assert "2 images are smaller than 40x40 and are enlarged." in report.notes
+    assert "2 images are smaller than 40x40 and enlarged." in report.notes
     assert "fewer than 3 labelled images: 'a'." in report.notes
     assert "there are no test images: errors are measured on validation images only." in report.notes
     assert any(note.startswith("there is no unlabelled image") for note in report.notes)

@@ -225,6 +225,9 @@ def test_what_was_chosen_is_told_in_a_few_lines() -> None:
         "method: fixmatch, consistency weight 1 (method.weight); batches of 100, 32 of them labelled (batch.labelled)",
         "length: 60 epochs (schedule.epochs, or --minutes) of 25 steps",
     ]
+    short = config.model_copy(update={"schedule": config.schedule.model_copy(update={"epochs": 1})})
+    once = described(short, dataset, gpu=False)[-1]
+    assert once == "length: 1 epoch (schedule.epochs, or --minutes) of 25 steps"
     large = data([0, 1] * 5, 0, (3, 100, 100))
     lines = described(chosen(large), large, gpu=False, timed=True)
     assert lines[0].startswith("data: 8 labelled images of 2 classes, 100x100 RGB; 2 held out")

@@ -248,5 +248,6 @@ def described(config: Config, dataset: Dataset, *, gpu: bool, timed: bool = Fals
     balanced = ", each class equally often (batch.balanced)" if batch.balanced else ""
     lines.append(f"method: {method.name}{consistency}; batches of {batch.size}{labelled}{balanced}")
     if not timed:
-        lines.append(f"length: {config.schedule.epochs} epochs (schedule.epochs, or --minutes) of {batch.steps} steps")
+        epochs = f"{config.schedule.epochs} {'epoch' if config.schedule.epochs == 1 else 'epochs'}"
+        lines.append(f"length: {epochs} (schedule.epochs, or --minutes) of {batch.steps} steps")
     return lines

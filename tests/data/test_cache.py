@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,14 @@ def test_the_plan_counts(tmp_path: Path) -> None:
     assert (found.smallest, found.median, found.largest) == ((16, 16), (32, 32), (32, 80))
     assert (found.sizes, found.grey, found.enlarged, found.cropped, found.images) == (4, 5, 1, 1, 5)
     assert found.notes == [
-        "1 images are smaller than 32x32 and are enlarged.",
-        "1 images lose more than a third of their longer side to the crop to 32x32.",
+        "1 image is smaller than 32x32 and enlarged.",
+        "1 image loses more than a third of the longer side to the crop to 32x32.",
+    ]
+    several = replace(found, enlarged=2, cropped=3, grey=1, channels=1)
+    assert several.notes == [
+        "2 images are smaller than 32x32 and enlarged.",
+        "3 images lose more than a third of the longer side to the crop to 32x32.",
+        "4 coloured images become grey.",
     ]
 
 

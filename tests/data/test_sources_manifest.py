@@ -77,6 +77,13 @@ def test_paths_absolute_relative_quoted_and_from_windows(place: Path) -> None:
     assert files.path(0) == f"{place}/a.png"
 
 
+def test_labels_may_be_numbers_of_any_kind(place: Path) -> None:
+    for labels in (("0", "1"), ("-1", "1"), ("-1", "unknown"), ("0.0", "1.0")):
+        files = listed(place, f"path,label\na.png,{labels[0]}\nb.png,{labels[1]}\nc.png,\n")
+        assert files.classes == labels
+        assert [label for _, label in rows(files)] == [0, 1, -1]
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -90,6 +97,10 @@ def test_paths_absolute_relative_quoted_and_from_windows(place: Path) -> None:
         ("a.png,cat,\nb.png,dog,\nc.png,cow,test\n", " has the class 'cow', of which there is no labelled training"),
         ("a.png,cat,\nb.png,dog,\nc.png,,test\n", ", line 4: a test image needs a label."),
         ("a.png,cat,valid\n", ", line 2: the split 'valid' is not train, test or empty."),
+        (
+            "a.png,0,\nb.png,1,\nc.png,-1,\n",
+            ", line 4: -1 would be a class beside 0; leave the label of an unlabelled image empty, or call the class",
+        ),
         (",cat,\n", ", line 2: the path is empty."),
         ("sub/e, f.png,cat,\n", ", line 2: 4 values for 3 columns; put quotes around commas in a path."),
         ("a.png,cat,\n", " holds one labelled image, and so only one class, 'cat'; a classifier needs at least two."),

@@ -62,11 +62,14 @@ class Plan:
         """Sentences on what preparing changes."""
         side, notes = f"{self.height}x{self.width}", []
         if self.enlarged:
-            notes.append(f"{self.enlarged} images are smaller than {side} and are enlarged.")
+            are = "image is" if self.enlarged == 1 else "images are"
+            notes.append(f"{self.enlarged} {are} smaller than {side} and enlarged.")
         if self.cropped:
-            notes.append(f"{self.cropped} images lose more than a third of their longer side to the crop to {side}.")
+            lose = "image loses" if self.cropped == 1 else "images lose"
+            notes.append(f"{self.cropped} {lose} more than a third of the longer side to the crop to {side}.")
         if self.channels == 1 and self.grey < self.images:
-            notes.append(f"{self.images - self.grey} coloured images become grey.")
+            coloured = self.images - self.grey
+            notes.append(f"{coloured} coloured {'image becomes' if coloured == 1 else 'images become'} grey.")
         return notes
 
 

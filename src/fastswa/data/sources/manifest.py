@@ -103,6 +103,15 @@ class _Rows:
             f"(lines {self.lines[first]} and {self.lines[second]}); keep one of them."
         )
 
+    def _refuse_minus_one(self, classes: list[str]) -> None:
+        """RequestError where -1 is a label beside 0, 1, …: elsewhere it means that there is none."""
+        if {"-1", "0"} <= set(classes) and all(name.removeprefix("-").isdecimal() for name in classes):
+            line = self.lines[self.labels.index(self.names["-1"])]
+            raise RequestError(
+                f"{self.file}, line {line}: -1 would be a class beside 0; leave the label of an unlabelled image "
+                "empty, or call the class otherwise."
+            )
+
     def listing(self, target: bool = False) -> ImageFiles:
         """The rows as ImageFiles, training images first, classes sorted."""
         tests = np.array(self.tests, dtype=bool)
@@ -112,6 +121,7 @@ class _Rows:
         classes = sorted(by_number if target else {by_number[n] for n in np.unique(labels[known])})
         where = f"{self.file} ({len(self.missing)} of its files not being there)" if self.missing else str(self.file)
         if not target:
+            self._refuse_minus_one(classes)
             refuse_few_classes(where, classes, int(known.sum()))
             refuse_strange_classes(str(self.file), {by_number[n] for n in np.unique(labels[tests])}, classes)
         position = {name: place for place, name in enumerate(classes)}
