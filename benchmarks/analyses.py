@@ -100,7 +100,8 @@ class Part:
 # The last epoch before SWA becomes the teacher: the step that ends epoch 150 puts the student itself in its place.
 BEFORE_SWA = 149
 KEPT = {"checkpoint": {"keep_every": 3, "keep_from": 180, "keep": [170]}, "analysis": {"gradients": 10}}
-LATE = {"checkpoint": {"keep": [170, 180]}}
+# Of these runs no course is drawn: they are measured seldom.
+LATE = {"checkpoint": {"keep": [170, 180]}, "evaluation": {"every": 10}}
 RAYS = "rays --epochs 170,180 --distance 30"
 
 
@@ -157,7 +158,7 @@ PARTS = {
             "base": Run(
                 "cifar10-cnn-mean-teacher-4k",
                 180,
-                {"split": {"validation": 5000}, "checkpoint": {"keep": [180]}},
+                {"split": {"validation": 5000}, "checkpoint": {"keep": [180]}, "evaluation": {"every": 10}},
                 steps=820,
             ),
         },
@@ -228,6 +229,7 @@ class Work:
     ) -> None:
         self.part, self.folder, self.common, self.changes = part, folder, common, changes
         self.minutes, self.archive = minutes, archive
+        self.failed = False
         self._began = time.monotonic()
 
     @property
@@ -296,13 +298,14 @@ class Work:
         began = time.monotonic()
         try:
             result, _ = asked.done(runs, self.common.get("device", {}).get("name", "auto"), out)
-        except FastswaError as error:
-            say(f"{made.name}: {error}")
-            return False
-        except Exception:
+        except Exception as error:
             # The machine may be gone tomorrow: the other studies are made all the same.
-            traceback.print_exc()
-            say(f"{made.name}: failed; the others are made.")
+            self.failed = True
+            if isinstance(error, FastswaError):
+                say(f"{made.name}: {error}")
+            else:
+                traceback.print_exc()
+                say(f"{made.name}: failed; the others are made.")
             return False
         for line in asked.study.told(result):
             print(line)
@@ -344,6 +347,8 @@ TAUGHT = ("pi", "mean-teacher", "swa-teacher")
 
 def figures(files: Sequence[Path], out: Path) -> None:
     """The figures of all parts together, from their archives, as far as these hold what a figure needs."""
+    if not files:
+        raise RequestError("name the archives that came back from the parts.")
     with tempfile.TemporaryDirectory() as folder:
         parts = [_unpacked(file, Path(folder) / str(number)) for number, file in enumerate(files)]
         for name, (made, kind, runs) in TOGETHER.items():
@@ -395,28 +400,28 @@ def main(words: Sequence[str] | None = None) -> int:
         elif given.part == "figures":
             figures([Path(word) for word in rest], given.out or given.runs / "figures")
         else:
-            _part(given, flag_layer(rest))
+            return _part(given, flag_layer(rest))
     except FastswaError as error:
         say(str(error))
-        return 2
+        return error.exit_code
     return 0
 
 
-def _part(given: argparse.Namespace, changes: Mapping[str, Any]) -> None:
-    """As much of a part as there is time for; its archive is written whatever happens."""
+def _part(given: argparse.Namespace, changes: Mapping[str, Any]) -> int:
+    """As much of a part as there is time for; its archive is written whatever happens. The exit code: 0 also where
+    time is over, 1 where a study failed."""
     common = {"seed": given.seed, "data": {"root": given.data}, "device": {"name": given.device}}
     archive = given.out or given.runs / f"{given.part}.zip"
     work = Work(PARTS[given.part], given.runs / given.part, common, given.minutes, archive, changes)
     done = False
     try:
         done = work.run()
-    except FastswaError as error:
-        say(str(error))
     finally:
         work.pack()
         say(f"{archive}: {archive.stat().st_size / 1e6:.2f} MB")
         print(json.dumps({"part": given.part, "done": done, "seconds_left": round(work.left)}))
-        say("done." if done else "not done yet; the same command goes on.")
+    say("done." if done else "not done yet; the same command goes on.")
+    return int(work.failed)
 
 
 if __name__ == "__main__":

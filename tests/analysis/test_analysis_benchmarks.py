@@ -177,7 +177,7 @@ def test_a_study_that_breaks_leaves_the_others_to_be_made(
 
     monkeypatch.setattr("fastswa.analysis.pairs.study", broken)
     words = ["pi", "--device", "cpu", "--runs", str(tmp_path / "runs"), "--batch.steps", "2"]
-    assert analyses.main(words) == 0
+    assert analyses.main(words) == 1
     said = capsys.readouterr()
     assert "late: failed; the others are made." in said.err
     assert "out of memory" in said.err
@@ -190,9 +190,15 @@ def test_a_study_that_breaks_leaves_the_others_to_be_made(
     monkeypatch.undo()
 
 
-def test_words_that_are_no_settings_are_refused(analyses: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_trained_is_refused(
+    analyses: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert analyses.main(["pi", "--batch.stps", "2"]) == 2
     assert "batch.steps" in capsys.readouterr().err
+    assert analyses.main(["pi", "--runs", str(tmp_path / "runs"), "--data", str(tmp_path), "--device", "cpu"]) == 2
+    said = capsys.readouterr().err
+    assert "there is no CIFAR-10 under" in said
+    assert "goes on" not in said
 
 
 def test_archives_of_several_parts_are_drawn_together(
@@ -220,6 +226,8 @@ def test_archives_of_several_parts_are_drawn_together(
     assert "supervised: epochs 2 and 4: distance" in said.out
     # Of the runs that teachers compares only pi is there, and it was measured at neither epoch.
     assert "not all measured" in said.err
+    assert analyses.main(["figures"]) == 2
+    assert "name the archives" in capsys.readouterr().err
     assert analyses.main(["figures", str(tmp_path / "none.zip")]) == 2
     assert "is no archive of a part" in capsys.readouterr().err
 
