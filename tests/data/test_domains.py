@@ -121,6 +121,8 @@ def test_a_target_without_classes_keeps_all_of_the_sources() -> None:
     lines = list(domain_lines(dataset, dataset.domains))
     assert lines[0] == "domains: b names no class; all 3 of a are taken to be in it"
     assert "it has no labelled test images, so that errors are those on images of a" in lines[1]
+    with pytest.raises(RequestError, match=r"data\.aliases: b names no class"):
+        pair_domains("a", "b", source(), Target(second, SHAPE), {"frog": "toad"})
 
 
 def test_what_was_matched_and_left_out_is_said() -> None:
@@ -291,7 +293,7 @@ def test_grey_files_become_rgb_and_that_is_said(tmp_path: Path) -> None:
     found = load_target(str(tmp_path), tmp_path, (1, 8, 8))
     assert found.notes == ()
     write(tmp_path / "c.png", pixels(1)[0])
-    assert load_target(str(tmp_path), tmp_path, (1, 8, 8)).notes == ("1 coloured images become grey.",)
+    assert load_target(str(tmp_path), tmp_path, (1, 8, 8)).notes == ("1 coloured image becomes grey.",)
 
 
 def test_images_that_are_neither_grey_nor_rgb_cannot_be_matched(tmp_path: Path) -> None:

@@ -165,6 +165,10 @@ def match_domains(
     A target without classes has all of the source's.
     """
     if not theirs:
+        if aliases:
+            raise RequestError(
+                f"data.aliases: {target} names no class that another could be the same as; leave it out."
+            )
         return Matching(tuple((number, number) for number in range(len(ours))), (), ())
     pairs = match_classes(ours, theirs, aliases)
     if len(pairs) < 2:
