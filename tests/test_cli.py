@@ -20,7 +20,7 @@ import torch
 
 from conftest import Answer, Command
 from fastswa import __version__, cli
-from fastswa.arguments import free_folder
+from fastswa.arguments import claimed_folder, free_folder
 from fastswa.config import RESUMABLE
 from fastswa.console import Lane
 from fastswa.layers import build_config, fields, recipe_layer, recipe_names, to_toml
@@ -467,3 +467,22 @@ def test_folders_that_nobody_named_are_numbered(tmp_path: Path, monkeypatch: pyt
     assert free_folder("runs/demo") == "runs/demo-2"
     (tmp_path / "runs/demo-2").mkdir()
     assert free_folder("runs/demo") == "runs/demo-3"
+
+
+def test_commands_of_one_moment_get_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = iter(["runs/pi", "runs/pi", "runs/pi-2"])  # the second is asked before the first is made
+    monkeypatch.setattr("fastswa.arguments.free_folder", lambda base: next(names))
+    with claimed_folder("runs/pi") as first, claimed_folder("runs/pi") as second:
+        assert [str(first), str(second)] == ["runs/pi", "runs/pi-2"]
+        (second / "config.toml").touch()
+    assert [path.name for path in Path("runs").iterdir()] == ["pi-2"]
+
+
+def test_a_refused_run_leaves_no_folder(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command(*TRAIN.split(), "--batch.size", "5000").code == 2
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "runs").write_text("no folder")
+    answer = command(*TRAIN.split(), *FLAGS)
+    assert answer == (2, "", "fastswa: cannot write runs/digits-mean-teacher-seed-3: Not a directory.\n")

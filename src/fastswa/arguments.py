@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -114,6 +115,28 @@ def free_folder(base: str) -> str:
         number += 1
         path = f"{base}-{number}"
     return path
+
+
+@contextmanager
+def claimed_folder(base: str) -> Iterator[Path]:
+    """`free_folder`, made at once, so that no command of the same moment takes it; gone again if it stays empty."""
+    made: list[Path] = []
+    while not made:
+        path = Path(free_folder(base))
+        new = [folder for folder in (path, path.parent) if not folder.exists()]
+        try:
+            path.mkdir(parents=True)
+        except OSError:
+            if path.exists():  # somebody was quicker
+                continue
+            break  # whoever writes into it says why not
+        made = new
+    try:
+        yield path
+    finally:
+        with suppress(OSError):
+            for folder in made:
+                folder.rmdir()
 
 
 def results(arguments: Arguments) -> Path | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from fastswa.arguments import RUN, Arguments, Verb, free_folder
+from fastswa.arguments import RUN, Arguments, Verb, claimed_folder
 from fastswa.errors import RequestError
 
 
@@ -61,8 +62,10 @@ def run(arguments: Arguments) -> int:
         raise RequestError("--seeds: a seed is named twice.")
     stem = Path(name or "run").resolve().stem
     suffix = f"seeds-{'-'.join(map(str, seeds))}" if seeds else f"seed-{config.seed}"
-    out = Path(arguments.options.get("--out") or free_folder(f"runs/{stem}-{suffix}"))
-    with ConsoleWatcher(arguments.number("--stop-after", float("inf"))) as watcher:
+    minutes = arguments.number("--stop-after", float("inf"))
+    named = arguments.options.get("--out")
+    place = claimed_folder(f"runs/{stem}-{suffix}") if named is None else nullcontext(Path(named))
+    with place as out, ConsoleWatcher(minutes) as watcher:
         if seeds:
             configs = [build_config(*layers, flags, {"seed": seed}) for seed in seeds]
             lanes = {seed: watcher.lane(f"{out} seed {seed}", f"seed {seed}  ") for seed in seeds}
