@@ -151,6 +151,22 @@ def test_what_cannot_be_compared_is_told(several: Path, tmp_path: Path) -> None:
     assert "The lowest stands out" not in page.words
 
 
+def test_data_that_lie_elsewhere_are_the_same_data(tmp_path: Path) -> None:
+    data = folder(tmp_path / "data")
+    train_own(data, tmp_path / "here")
+    shutil.copytree(data, tmp_path / "moved" / "data")
+    train_own(tmp_path / "moved" / "data", tmp_path / "there", {"seed": 8})
+    both = runs(tmp_path, "here", "there")
+    assert both[0].config.data.source != both[1].config.data.source
+    page = check(comparison_page(both))
+    assert "were measured on different data" not in page.words
+    assert cells(page, SUMMED)[1][:2] == ["here and 1 more", "2"]
+    for facts in (tmp_path / "there" / "checkpoint").glob("*/facts.json"):
+        facts.write_text("torn")
+    both = runs(tmp_path, "here", "there")
+    assert "were measured on different data" in check(comparison_page(both)).words
+
+
 def test_many_runs_and_a_run_without_a_figure(several: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     shutil.copytree(several / "pi", empty)

@@ -32,7 +32,7 @@ def comparison_page(runs: Sequence[RunRecord]) -> str:
         names=names,
         remarks=_remarks(runs, names, settings),
         figures=[_figure(runs, names, images) for images in sets],
-        errors=[(images, _errors(runs, names, images, same=_same_images(settings))) for images in sets],
+        errors=[(images, _errors(runs, names, images, same=_same_images(runs, settings))) for images in sets],
         repeats=[table for images in sets for table in [_repeats(runs, names, settings, images)] if table],
         differing=_differing(names, settings),
         costs=_costs(runs, names),
@@ -45,7 +45,7 @@ def _remarks(runs: Sequence[RunRecord], names: Sequence[str], settings: Sequence
         for run, name in zip(runs, names, strict=True)
         if not run.finished and not run.trained
     ]
-    if not _same_data(settings):
+    if not _same_data(runs, settings):
         made.append(Remark("The runs were measured on different data: their errors cannot be compared.", grave=True))
     elif len({one.get("split.seed") for one in settings}) > 1 and any("validation" in run.sets for run in runs):
         made.append(Remark("The runs hold out different validation images (split.seed differs)."))
@@ -54,13 +54,16 @@ def _remarks(runs: Sequence[RunRecord], names: Sequence[str], settings: Sequence
     return made
 
 
-def _same_data(settings: Sequence[Mapping[str, Any]]) -> bool:
-    return len({(one.get("data.source"), one.get("data.target")) for one in settings}) == 1
+def _same_data(runs: Sequence[RunRecord], settings: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the data have one name or one content: labels are added to a folder, and a folder is moved."""
+    contents = {run.content for run in runs}
+    named = {(one.get("data.source"), one.get("data.target")) for one in settings}
+    return len(named) == 1 or (len(contents) == 1 and None not in contents)
 
 
-def _same_images(settings: Sequence[Mapping[str, Any]]) -> bool:
+def _same_images(runs: Sequence[RunRecord], settings: Sequence[Mapping[str, Any]]) -> bool:
     """Whether all hold out the same validation images, so that their errors can be chosen by."""
-    return _same_data(settings) and len({one.get("split.seed") for one in settings}) == 1
+    return _same_data(runs, settings) and len({one.get("split.seed") for one in settings}) == 1
 
 
 def _figure(runs: Sequence[RunRecord], names: Sequence[str], images: str) -> Figure:
@@ -147,7 +150,8 @@ def _experiment(run: RunRecord, settings: Mapping[str, Any]) -> tuple[Any, ...]:
     """What is the same in runs that repeat one experiment; of forks, the epoch that they were begun at too."""
     parent = run.environment.get("parent")
     begun = parent.get("epoch") if isinstance(parent, dict) else None
-    return begun, *sorted((name, str(value)) for name, value in settings.items() if not name.startswith(_REPEATS))
+    same = {**settings, "data.source": run.content or settings["data.source"]}
+    return begun, *sorted((name, str(value)) for name, value in same.items() if not name.startswith(_REPEATS))
 
 
 def _differing(names: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> Table | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,13 +33,17 @@ class Cost:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as its folder tells it; `models_epoch` is that of the models in it, None where there are none."""
+    """A run as its folder tells it; `models_epoch` is that of the models in it, None where there are none.
+
+    `content` is what it knows images of one's own by, wherever they lie; None where it keeps no checkpoint of them.
+    """
 
     path: Path
     config: Config
     metrics: list[dict[str, Any]]
     environment: dict[str, Any]
     models_epoch: float | None
+    content: str | None = None
 
     @property
     def name(self) -> str:
@@ -136,7 +142,18 @@ class RunRecord:
 def read_run(path: Path) -> RunRecord:
     """The record of a run folder; refuses one that holds no run."""
     folder = RunFolder.open(path)
-    return RunRecord(path, folder.config(), folder.metrics(), folder.known_environment(), folder.models_epoch())
+    content = _content(folder.checkpoints)
+    return RunRecord(
+        path, folder.config(), folder.metrics(), folder.known_environment(), folder.models_epoch(), content
+    )
+
+
+def _content(checkpoints: Path) -> str | None:
+    """The digest of one's own images and labels that the last readable checkpoint notes."""
+    for facts in sorted(checkpoints.glob("step-*/facts.json"), reverse=True):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            return json.loads(facts.read_text("utf-8"))["fingerprint"].partition(".")[2] or None
+    return None
 
 
 def short_names(runs: Sequence[RunRecord]) -> list[str]:
