@@ -160,8 +160,13 @@ def test_what_is_refused(names: tuple[str, ...], words: str, tmp_path: Path) -> 
 def test_no_such_folder(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"absent: there is no such folder\."):
         list_folder(tmp_path / "absent")
-    with pytest.raises(RequestError, match=r"^mine/images: there is no such folder or file\.$"):
+    with pytest.raises(RequestError) as info:
         load("mine/images", tmp_path)
+    assert str(info.value) == (
+        f"mine/images: there is no such folder or file, neither here nor under {tmp_path} (data.root)."
+    )
+    with pytest.raises(RequestError, match=r"/gone: there is no such folder or file\.$"):
+        load(str(tmp_path / "gone"), tmp_path)
 
 
 def test_a_file_of_another_kind_is_not_said_to_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

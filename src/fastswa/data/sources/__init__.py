@@ -70,7 +70,8 @@ def list_files(source: str, root: Path, options: Options | None = None) -> Image
         return list_folder(path)
     refuse_other_file(source, path)
     if is_own_data(source):
-        raise RequestError(f"{source}: there is no such folder or file.")
+        places = "" if path.is_absolute() else f", neither here nor under {root} (data.root)"
+        raise RequestError(f"{source}: there is no such folder or file{places}.")
     known = ", ".join(SOURCES)
     near = difflib.get_close_matches(source.lower(), SOURCES, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
