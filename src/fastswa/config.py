@@ -43,7 +43,9 @@ class DataConfig(Section):
         "digits",
         description="digits, cifar10, cifar100, stl10, mnist, usps, or one's own: a folder, a manifest, an .npz file",
     )
-    root: str = Field("data", description="where downloaded data sets lie, and own ones that a relative path names and that are not here")
+    root: str = Field(
+        "data", description="where downloaded data sets lie, and own ones whose relative path leads nowhere from here"
+    )
     size: Annotated[int, Field(ge=8, le=1024)] | None = Field(
         None, description="side that images are resized to; none given: own images as they are, or a common one"
     )
