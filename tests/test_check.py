@@ -162,6 +162,14 @@ def test_mixed_sizes_and_few_images(tmp_path: Path) -> None:
     assert any(note.startswith("there is no unlabelled image") for note in report.notes)
 
 
+def test_labels_that_are_numbered_from_one(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "one.npz", x_train=pixels, y_train=[1, 1, 1, 1, 2, 2, 2, 3])
+    report = check_data(str(tmp_path / "one.npz"))
+    assert "no labelled image: '0'." in report.notes
+    assert "fewer than 3 labelled images: '3'." in report.notes
+
+
 def test_a_manifest(tmp_path: Path) -> None:
     folder(tmp_path, labelled=8, unlabelled=0)
     rows = [f"{path.relative_to(tmp_path)},{path.parent.name}" for path in sorted(tmp_path.glob("labeled/*/*.png"))]

@@ -287,10 +287,11 @@ def _notes(dataset: Dataset, counts: np.ndarray, duplicates: Duplicates, own: bo
         notes.append("there are no test images: errors are measured on validation images only.")
     elif dataset.test is None:
         notes.append("there are no test images, and too few labels to hold some out: no error can be measured.")
-    few = [name for name, count in zip(dataset.classes, counts, strict=True) if count < FEW]
-    if few:
-        names = ", ".join(f"'{name}'" for name in few[:5]) + (", …" if len(few) > 5 else "")
-        notes.append(f"fewer than {FEW} labelled images: {names}.")
+    for least, most, number in ((0, 0, "no labelled image"), (1, FEW - 1, f"fewer than {FEW} labelled images")):
+        few = [name for name, count in zip(dataset.classes, counts, strict=True) if least <= count <= most]
+        if few:
+            names = ", ".join(f"'{name}'" for name in few[:5]) + (", …" if len(few) > 5 else "")
+            notes.append(f"{number}: {names}.")
     if counts.max() > 10 * max(counts.min(), 1):
         notes.append("the largest class has more than ten times the labelled images of the smallest.")
     if duplicates.contradictions:

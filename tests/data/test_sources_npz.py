@@ -140,3 +140,10 @@ def test_files_that_are_no_npz(tmp_path: Path) -> None:
         archive.writestr("y_train", "text")
     with pytest.raises(RequestError, match="x_train is not a NumPy array"):
         load_npz(path)
+
+
+def test_classes_that_nothing_can_be_learnt_of_are_told(tmp_path: Path) -> None:
+    from_one = load_npz(save(tmp_path, x_train=PIXELS, y_train=[1, 2, 4, 1, 2, -1]))
+    assert from_one.notes == ("no training image is labelled '0', '3'; labels are numbered from 0.",)
+    assert load_npz(save(tmp_path, x_train=PIXELS, y_train=LABELS)).notes == ()
+    assert load_npz(save(tmp_path, x_train=PIXELS, y_train=[1, 2, 4, 1, 2, -1]), target=True).notes == ()

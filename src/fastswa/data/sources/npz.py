@@ -39,9 +39,18 @@ def load_npz(path: Path, *, target: bool = False) -> Dataset:
         images["x_train"] = np.concatenate([images["x_train"], extra])
         labels["y_train"] = np.concatenate([labels["y_train"], np.full(len(extra), UNLABELLED)])
     train = ImageSet(images["x_train"], labels["y_train"], classes, name=f"{path} (train)")
+    notes = () if target else _never_labelled(train)
     if "x_test" not in images:
-        return Dataset(train, None)
-    return Dataset(train, ImageSet(images["x_test"], labels["y_test"], classes, name=f"{path} (test)"))
+        return Dataset(train, None, notes=notes)
+    return Dataset(train, ImageSet(images["x_test"], labels["y_test"], classes, name=f"{path} (test)"), notes=notes)
+
+
+def _never_labelled(train: ImageSet) -> tuple[str, ...]:
+    """A sentence on classes that nothing can be learnt of, as where labels are numbered from 1."""
+    counts = np.bincount(train.labels[train.labels != UNLABELLED], minlength=len(train.classes))
+    none = [f"'{train.classes[number]}'" for number in np.flatnonzero(counts == 0)]
+    named = ", ".join(none[:5]) + (", …" if len(none) > 5 else "")
+    return (f"no training image is labelled {named}; labels are numbered from 0.",) if none else ()
 
 
 def _read(path: Path, target: bool) -> dict[str, np.ndarray]:
