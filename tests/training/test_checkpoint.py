@@ -235,6 +235,7 @@ def test_a_fallback_to_step_0_is_said(tmp_path: Path) -> None:
     cut("tensors.safetensors", 0.4)(checkpoint(run, 2))
     _, said = go_on(run)
     assert len(said) == 2
+    assert said[0].endswith("; there is none before it.")
     assert said[1] == f"{run} has no whole checkpoint; starting from step 0."
 
 

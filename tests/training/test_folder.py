@@ -128,6 +128,26 @@ def test_metrics_end_where_a_kill_tore_them(tmp_path: Path) -> None:
     assert [line["step"] for line in folder.metrics()] == [3, 6, 9]
 
 
+def test_a_damaged_line_of_metrics_costs_that_line_alone(tmp_path: Path) -> None:
+    folder, file = RunFolder(tmp_path), tmp_path / "metrics.jsonl"
+    for step in (3, 6, 9):
+        folder.append_metrics({"step": step})
+    file.write_text(file.read_text().replace('{"step": 6}', '{"st\x00p": 6}'))
+    assert [line["step"] for line in folder.metrics()] == [3, 9]
+    folder.drop_metrics_after(9)
+    assert [line["step"] for line in folder.metrics()] == [3, 9]
+
+
+def test_a_run_that_cannot_write_its_settings_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise RunError("cannot write config.toml: No space left on device.")
+
+    monkeypatch.setattr(RunFolder, "write_config", full)
+    with pytest.raises(RunError, match="No space left"):
+        RunFolder(tmp_path / "run").create(tiny())
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_path_that_is_or_lies_under_a_file_is_refused(tmp_path: Path, command: Command) -> None:
     file = tmp_path / "file"
     file.write_text("mine")

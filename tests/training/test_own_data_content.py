@@ -13,6 +13,8 @@ from PIL import Image
 from conftest import Command
 from fastswa.data.images import Dataset, ImageSet
 from fastswa.data.sources import load
+from fastswa.training.folder import RunFolder
+from fastswa.training.run import fingerprint
 
 QUICK = (
     *("--epochs", "2", "--batch.steps", "2", "--batch.size", "8", "--model.width", "4"),
@@ -80,6 +82,41 @@ def test_a_moved_folder_is_the_same(
     folder.rename(tmp_path / "elsewhere")
     os.symlink(tmp_path / "elsewhere", folder)
     assert command("resume", "run", "--epochs", "3", "--no-report").code == 0
+
+
+def test_moved_data_are_named_anew_and_known_again(folder: Path, tmp_path: Path, command: Command) -> None:
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    assert command("train", folder, "--out", run, *QUICK).code == 0
+    folder.rename(moved)
+    assert command("resume", run, "--epochs", "3", "--no-report").code == 2
+    assert command("resume", run, "--epochs", "3", "--no-report", "--data.source", moved).code == 0
+    assert RunFolder(run).config().data.source == str(moved)
+    # By hand too, and where a kill came between the settings and the next checkpoint.
+    moved.rename(folder)
+    settings = run / "config.toml"
+    settings.write_text(settings.read_text().replace(str(moved), str(folder)))
+    assert command("resume", run, "--epochs", "4", "--no-report").code == 0
+    put(folder / "unlabeled" / "3.png", 77)
+    shutil.copytree(folder, moved)
+    answer = command("resume", run, "--epochs", "5", "--no-report", "--data.source", moved)
+    assert (answer.code, f"the images or labels of {moved} are not those" in answer.err) == (2, True)
+
+
+def test_data_of_ones_own_do_not_become_published_ones(folder: Path, tmp_path: Path, command: Command) -> None:
+    run = tmp_path / "run"
+    assert command("train", folder, "--out", run, *QUICK).code == 0
+    answer = command("resume", run, "--epochs", "3", "--data.source", "digits")
+    assert (answer.code, "data.source cannot change on resume" in answer.err) == (2, True)
+
+
+def test_a_checkpoint_that_names_its_data_is_gone_on_with(
+    folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as before:
+        before.setattr("fastswa.training.run.identity", fingerprint)
+        assert command("train", folder, "--out", run, *QUICK).code == 0
+    assert command("resume", run, "--epochs", "3", "--no-report").code == 0
 
 
 def test_arrays_are_known_by_every_pixel(tmp_path: Path, command: Command) -> None:

@@ -112,13 +112,14 @@ def load_checkpoint(folder: Path, say: Callable[[str], None], step: int | None =
     found = _folders(folder)
     if step is not None:
         found = [f for f in found if f.name == f"{_PREFIX}{step:09d}"]
-    for candidate in found:
+    for number, candidate in enumerate(found, 1):
         try:
             return _read(candidate)
         except (OSError, ValueError, SafetensorError) as error:
             if step is not None:
                 raise RequestError(f"checkpoint {candidate} is damaged: {reason(error)}.") from error
-            say(f"checkpoint {candidate} is damaged: {reason(error)}; falling back to the one before it.")
+            before = "falling back to the one before it" if number < len(found) else "there is none before it"
+            say(f"checkpoint {candidate} is damaged: {reason(error)}; {before}.")
     return None
 
 

@@ -8,7 +8,7 @@ import platform
 import shlex
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,12 @@ class RunFolder:
         self.refuse_taken()
         with _writing(self.path, RequestError):
             self.path.mkdir(parents=True, exist_ok=True)
-        self.write_config(config)
+        try:
+            self.write_config(config)
+        except RunError:
+            with suppress(OSError):  # it holds other files
+                self.path.rmdir()
+            raise
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -117,7 +122,7 @@ class RunFolder:
             self._write("environment.json", json.dumps({**known, **facts}, indent=2) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The evaluations so far; a last line cut short by a kill is left out."""
+        """The evaluations so far; a line cut short by a kill, or damaged otherwise, is left out."""
         if not self._metrics.exists():
             return []
         lines = []
@@ -126,7 +131,7 @@ class RunFolder:
                 parsed = json.loads(line)
                 parsed["step"]
             except (ValueError, KeyError, TypeError):
-                break
+                continue
             lines.append(parsed)
         return lines
 

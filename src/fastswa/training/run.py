@@ -39,6 +39,7 @@ from fastswa.training.tensorboard import TensorBoardWatcher
 Say = Callable[[str], None]
 Made = TypeVar("Made")
 Begun = tuple[Trainer, Watcher]
+_MOVABLE = ("source", "target")
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,16 @@ def fingerprint(config: Config) -> str:
     """A hash of all settings but those that a resume may change."""
     flat = {name: value for name, value in flatten(to_dict(config)).items() if name not in RESUMABLE}
     return hashlib.blake2b(json.dumps(flat, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def identity(config: Config) -> str:
+    """The fingerprint with data of one's own unnamed: they are known by their content, wherever they lie."""
+    own = {name: "" for name in _MOVABLE if _is_own(getattr(config.data, name))}
+    return fingerprint(config.model_copy(update={"data": config.data.model_copy(update=own)}))
+
+
+def _is_own(source: str | None) -> bool:
+    return source is not None and source not in SOURCES
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -123,16 +134,25 @@ class NewRun:
 
 @dataclass(frozen=True)
 class OldRun:
-    """A run to go on with from its last whole checkpoint; `changes` may touch what RESUMABLE lists."""
+    """A run to go on with from its last whole checkpoint.
+
+    `changes` may touch what RESUMABLE lists, and say where data of one's own lie now.
+    """
 
     path: Path
     watcher: Watcher
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self) -> Config:
-        RunFolder.open(self.path)
-        for name in flatten(self.changes):
-            if name not in RESUMABLE:
+        before = RunFolder.open(self.path).config().data
+        changes = flatten(self.changes)
+        moved = {
+            f"data.{name}"
+            for name in _MOVABLE
+            if _is_own(getattr(before, name)) and _is_own(changes.get(f"data.{name}"))
+        }
+        for name in changes:
+            if name not in {*RESUMABLE, *moved}:
                 raise RequestError(
                     f"{name} cannot change on resume (only {', '.join(RESUMABLE)}); "
                     f"`fastswa train --from {shlex.quote(str(self.path))} --{name} …` forks the run instead."
@@ -144,7 +164,8 @@ class OldRun:
         folder = RunFolder.open(self.path)
         checkpoint = load_checkpoint(folder.checkpoints, say)
         known, _, content = ("", "", "") if checkpoint is None else checkpoint.facts["fingerprint"].partition(".")
-        if checkpoint is not None and known != fingerprint(config):
+        # Named data are in checkpoints of before they could be moved.
+        if checkpoint is not None and known not in (identity(config), fingerprint(config)):
             raise RequestError(
                 f"the checkpoint in {self.path} belongs to another configuration than its config.toml; "
                 "put the settings back, or fork the run with `fastswa train --from`."
@@ -342,7 +363,7 @@ def _assembled(
             f"method {config.method.name} remembers every image, so that all have to be held on the device; "
             f"set {'data.extra_images' if config.data.target is None else 'split.unlabelled'} to less."
         )
-    trainer = Trainer(config, material, state, compute, folder, fingerprint(config) + content)
+    trainer = Trainer(config, material, state, compute, folder, identity(config) + content)
     if config.analysis.gradients:
         from fastswa.analysis.record import GradientRecorder
 
