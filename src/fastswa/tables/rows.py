@@ -71,7 +71,7 @@ _UNSEARCHED = (
     "are our choice, not yet searched for on validation: the paper gives none. Its text calls the average fast-SWA."
 )
 
-# By benchmarks/vat_direction.py; in 16 bits a step takes a third of the time (benchmarks/LOG.md).
+# By benchmarks/vat_direction.py; in 16 bits a step should take a third of the time (predicted in benchmarks/LOG.md).
 _LONG_STEP = (
     "Steps of 10 (xi) find directions that do more harm than small ones do (0.43 to 0.38), in 16 bits as in 64, "
     "and need no other arithmetic than the rest."

@@ -64,6 +64,7 @@ def identity(config: Config) -> str:
 
 
 def _is_own(source: str | None) -> bool:
+    """Whether it names data of one's own, wherever they lie or no longer lie."""
     return source is not None and source not in SOURCES
 
 
@@ -108,7 +109,7 @@ class NewRun:
                 tell(line)
             for line in domain_warnings(dataset, domains):
                 say(line)
-        if config.data.source not in SOURCES:
+        if _is_own(config.data.source):
             for line in described(config, dataset, gpu=compute.device.type == "cuda", timed=self.budget is not None):
                 tell(line)
         if self.budget is not None:
@@ -343,7 +344,7 @@ def _trainer(
     """Everything a run trains with; `fresh` is False where a checkpoint is about to replace the state."""
     material = prepare(config, dataset, compute, load_extra_data(config, dataset), say)
     # One's own data are known by their content as well: a resume must not go on with others.
-    content = "" if SOURCES.keys() >= set(_sources(config)) else f".{dataset.digest()}"
+    content = f".{dataset.digest()}" if any(map(_is_own, _sources(config))) else ""
     return _assembled(config, material, compute, folder, content, fresh=fresh)
 
 
