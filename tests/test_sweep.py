@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -191,6 +192,40 @@ def test_more_epochs_extend_the_same_runs_and_their_records(home: Path) -> None:
     assert statuses(cells_of(home)) == [(3, "done"), (4, "done")]  # two epochs are among the four
 
 
+def test_fewer_epochs_end_a_begun_run_there_and_lose_nothing_that_was_trained(home: Path) -> None:
+    longer, shorter = {"schedule": {"epochs": "4"}}, {"schedule": {"epochs": "1"}}
+    sweep(home, cells_of(home), changes=longer, watch=lambda cell: StoppingWatcher(stop=4))  # one step into epoch 2
+    ended, _ = sweep(home, cells_of(home, seeds=(3,), changes=shorter), changes=shorter)
+    assert statuses(ended) == [(3, "done")]
+    assert [line["epoch"] for line in metrics(home / "runs" / MT / "seed-3")] == [1, 2]
+    ended, _ = sweep(home, cells_of(home, seeds=(4,), changes=longer), changes=longer)
+    assert [line["epoch"] for line in metrics(home / "runs" / MT / "seed-4")] == [1, 2, 3, 4]
+
+
+def test_a_record_of_its_name_with_other_settings_is_mentioned(home: Path) -> None:
+    sweep(home, cells_of(home, seeds=(3,)))
+    kept = home / "results" / f"{MT}-seed-3.json"
+    record = json.loads(kept.read_text("utf-8"))
+    record["config"]["method"]["weight"] = 7
+    kept.write_text(json.dumps(record), "utf-8")
+    (cell,) = cells_of(home, seeds=(3,))
+    assert cell.note == f"at epoch 2 of 2; {MT}-seed-3.json is another run (method.weight)"
+    shutil.rmtree(home / "runs")
+    (cell,) = cells_of(home, seeds=(3,))
+    assert (cell.status, cell.note) == ("missing", f"{MT}-seed-3.json is another run (method.weight)")
+
+
+def test_a_dry_run_says_that_a_folder_holds_another_run(home: Path) -> None:
+    sweep(home, cells_of(home, seeds=(3,)), watch=lambda cell: StoppingWatcher(stop=2))
+    config = home / "runs" / MT / "seed-3" / "config.toml"
+    config.write_text(config.read_text().replace("momentum = 0.9", "momentum = 0.8"))
+    (cell,) = cells_of(home, seeds=(3,))
+    assert cell.note.endswith(f"holds another run than {MT} with seed 3 (optimiser.momentum); move it away")
+    config.write_text("[")
+    (cell,) = cells_of(home, seeds=(3,))
+    assert "config.toml" in cell.note
+
+
 def test_a_cell_that_fails_is_reported_and_the_others_go_on(home: Path, command: Command) -> None:
     """The folder of seed 3 holds a run with other settings; a bad device setting would stop all."""
     sweep(home, cells_of(home, seeds=(3,)), watch=lambda cell: StoppingWatcher(stop=2))
@@ -323,6 +358,8 @@ def test_rows_come_in_the_order_asked_for(home: Path) -> None:
         ([], "name a table; there are: cifar10-cnn, cifar10-shake-short"),
         (["cifar10-cn"], "no runs belong to a table 'cifar10-cn'; did you mean cifar10-cnn?"),
         (["paired"], "no runs belong to a table 'paired'; there are: averaging-often, cifar10-cnn"),
+        (["cifar10-cnn", "--epochs", "0"], "schedule.epochs 0 would train nothing; name an epoch to train to."),
+        (["cifar10-cnn", "--dry-run", "--stop-after", "-1"], "--stop-after"),
         (["cifar10-cnn", "--methods", "pie"], "cifar10-cnn has no runs of 'pie'; did you mean pi?"),
         (["cifar10-cnn", "--methods", "vada"], "cifar10-cnn has no runs of 'vada'; did you mean vadd?"),
         (["cifar10-cnn", "--labels", "3000"], "cifar10-cnn has no row with 3000 labels; there are: 1000, 2000"),
@@ -348,14 +385,19 @@ def test_wrong_requests_are_refused(home: Path, command: Command, words: list[st
 
 def test_rows_whose_extra_images_are_not_there_are_left_out(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Row.layer
-    extra = {"data": {"extra": "tiny_images.bin"}}
-    monkeypatch.setattr(Row, "layer", lambda row: merge(plain(row), extra if row.extra else {}))
+    extra = {"tiny-500k": {"extra": "tiny_images.bin"}}
+    extra["tiny-237k"] = {**extra["tiny-500k"], "extra_file": "chosen.txt"}
+    monkeypatch.setattr(Row, "layer", lambda row: merge(plain(row), {"data": extra.get(row.extra, {})}))
     options = {"labels": [50000], "methods": ["pi"], "out": home / "runs", "results": home / "results"}
     cells = plan_sweep("cifar100-cnn", seeds=(3,), **options)  # type: ignore[arg-type]
     assert [(cell.run.name, cell.status, cell.note) for cell in cells] == [
         ("cifar100-cnn-pi-50k", "missing", ""),
-        ("cifar100-cnn-pi-50k-tiny-500k", "unavailable", "needs tiny_images.bin, which is not there"),
-        ("cifar100-cnn-pi-50k-tiny-237k", "unavailable", "needs tiny_images.bin, which is not there"),
+        ("cifar100-cnn-pi-50k-tiny-500k", "unavailable", "needs tiny_images.bin, not there or in data.root"),
+        (
+            "cifar100-cnn-pi-50k-tiny-237k",
+            "unavailable",
+            "needs tiny_images.bin and chosen.txt, not there or in data.root",
+        ),
     ]
     ended, _ = sweep(home, cells)
     assert [cell.status for cell in ended] == ["done", "unavailable", "unavailable"]

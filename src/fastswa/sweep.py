@@ -6,6 +6,8 @@ to the epoch that is wanted; else its run folder is gone on with, or made.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,8 +19,9 @@ from fastswa.errors import FastswaError, RequestError
 from fastswa.layers import build_config, merge
 from fastswa.registry import nearest
 from fastswa.results import keep_record
-from fastswa.tables.measured import Result, differences, load_results, of_layer
+from fastswa.tables.measured import Result, differences, load_results, of_layer, on_gpu
 from fastswa.tables.runs import TableRun, runs_of, swept_tables
+from fastswa.training.checkpoint import checkpoint_epochs
 from fastswa.training.device import choose_compute
 from fastswa.training.folder import RunFolder
 from fastswa.training.groups import TOGETHER, train_groups
@@ -93,7 +96,8 @@ def plan_sweep(
     cells = []
     for run in _chosen(table, labels, methods, recipes):
         own = of_layer(kept, run.layer, averages=run.whole)
-        cells += [_cell(run, seed, own, out, changes) for seed in seeds]
+        others = [result for result in kept if result not in own]
+        cells += [_cell(run, seed, own, others, out, changes) for seed in seeds]
     return cells
 
 
@@ -136,30 +140,76 @@ def _chosen(table: str, labels: Sequence[int], methods: Sequence[str], recipes: 
     )
 
 
-def _cell(run: TableRun, seed: int, results: Iterable[Result], out: Path, changes: Mapping[str, Any]) -> Cell:
+def _cell(
+    run: TableRun,
+    seed: int,
+    results: Iterable[Result],
+    others: Iterable[Result],
+    out: Path,
+    changes: Mapping[str, Any],
+) -> Cell:
+    """How a run with a seed stands; `others` are the results of other runs, some of which may have its name."""
     config = build_config(run.layer, merge(changes, {"seed": seed}))
-    path = seed_folder(out / run.name, seed)
     wanted, every = config.schedule.epochs, config.evaluation.every
+    if wanted < 1:
+        raise RequestError("schedule.epochs 0 would train nothing; name an epoch to train to.")
     for _, epoch in run.figures:
         if epoch < wanted and epoch % every:
             raise RequestError(
                 f"evaluation.every {every} passes over epoch {epoch}, which the table shows of {run.name}."
             )
     kept = tuple(result for result in results if result.seed == seed)
+    cell = Cell(run, config, seed_folder(out / run.name, seed), "missing", kept=kept)
     lacks = lacking(run, kept, wanted)
     files = " and ".join(result.file for result in kept)
     if not lacks:
         whole = [result.file for result in kept if not lacking(run, [result], wanted)]
-        return Cell(run, config, path, "done", whole[0] if whole else files, kept)
-    lack = f"{files} {'lacks' if len(kept) == 1 else 'lack'} {lacks}" if kept else ""
-    if config.data.extra is not None and not place(config.data.extra, Path(config.data.root)).exists():
-        return Cell(run, config, path, "unavailable", f"needs {config.data.extra}, which is not there", kept)
-    if not (path / "config.toml").exists():
-        return Cell(run, config, path, "missing", lack, kept)
-    metrics = RunFolder(path).metrics()
+        return replace(cell, status="done", note=whole[0] if whole else files)
+    absent = [file for file in (config.data.extra, config.data.extra_file) if file and not _there(file, config)]
+    if absent:
+        return replace(cell, status="unavailable", note=f"needs {' and '.join(absent)}, not there or in data.root")
+    notes = [f"{files} {'lacks' if len(kept) == 1 else 'lack'} {lacks}"] if kept else []
+    notes += [_another(result, run) for result in others if _is_called(result.file, cell.name)]
+    if (cell.path / "config.toml").exists():
+        notes = [_begun(cell), *notes]
+        cell = replace(cell, status="begun")
+    return replace(cell, note="; ".join(notes))
+
+
+def _there(file: str, config: Config) -> bool:
+    return place(file, Path(config.data.root)).exists()
+
+
+def _is_called(file: str, name: str) -> bool:
+    """Whether a record's file has the name that a cell's would have, or a numbered one."""
+    return re.fullmatch(rf"{re.escape(name)}(-\d+)?\.json", file) is not None
+
+
+def _another(result: Result, run: TableRun) -> str:
+    unlike = differences(result.config, run.layer, gpu=result.gpu is not None)
+    return f"{result.file} is another run ({', '.join(sorted(unlike)) or 'its averages'})"
+
+
+def _begun(cell: Cell) -> str:
+    """How far a cell's folder is, or why it cannot be gone on with."""
+    try:
+        _refuse_another(cell, RunFolder.open(cell.path))
+    except FastswaError as error:
+        return str(error).rstrip(".")
+    metrics = RunFolder(cell.path).metrics()
     reached = metrics[-1]["epoch"] if metrics else 0
-    note = f"at epoch {reached} of {wanted}"
-    return Cell(run, config, path, "begun", f"{note}; {lack}" if lack else note, kept)
+    return f"at epoch {reached}" + (f" of {cell.epochs}" if reached <= cell.epochs else "")
+
+
+def _refuse_another(cell: Cell, folder: RunFolder) -> None:
+    """RequestError where a folder holds another run than the cell's."""
+    config = folder.config()
+    unlike = differences(config, cell.run.layer, gpu=on_gpu(folder.known_environment()))
+    if unlike or config.seed != cell.seed:
+        raise RequestError(
+            f"{folder.path} holds another run than {cell.run.name} with seed {cell.seed} "
+            f"({', '.join(sorted(unlike)) or 'its seed'}); move it away."
+        )
 
 
 def lacking(run: TableRun, results: Sequence[Result], wanted: int) -> str:
@@ -258,14 +308,10 @@ class _Continued(OldRun):
     def settings(self) -> Config:
         assert self.cell is not None
         folder = RunFolder.open(self.path)
-        config = folder.config()
-        unlike = differences(config, self.cell.run.layer)
-        if unlike or config.seed != self.cell.seed:
-            raise RequestError(
-                f"{self.path} holds another run than {self.cell.run.name} with seed {self.cell.seed} "
-                f"({', '.join(sorted(unlike)) or 'its seed'}); move it away."
-            )
-        wanted = max(config.schedule.epochs, self.cell.epochs)
+        _refuse_another(self.cell, folder)
+        # What is trained already stays, also where less was asked for.
+        reached = max(checkpoint_epochs(folder.checkpoints), default=0.0)
+        wanted = max(math.ceil(reached), self.cell.epochs)
         changed = super().settings()
         changed = changed.model_copy(update={"schedule": changed.schedule.model_copy(update={"epochs": wanted})})
         in_the_end = Result(self.path.name, changed, _with_lines_to_come(folder.metrics(), changed))

@@ -273,7 +273,8 @@ def test_vat_direction_keeps_full_precision_in_a_bf16_run() -> None:
     """The power iteration's small steps drown in 16 bits or TF32; the direction must be float64's."""
     directions = []
     for precision in ("bf16", "fp64"):
-        config = config_of("--engine", "eager", "--precision", precision, "--method", "vat")
+        flags = ["--engine", "eager", "--precision", precision, "--method", "vat", "--method.xi", "0.01"]
+        config = config_of(*flags)
         _, state, feed, step = built(config)
         compute = choose_compute(config.device)
         values = feed.take()

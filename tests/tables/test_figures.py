@@ -12,7 +12,7 @@ from conftest import Command
 from fastswa.errors import RequestError
 from fastswa.layers import build_config
 from fastswa.tables.bars import bars_of
-from fastswa.tables.figures import Curve, averaged_epochs, curves, figure, figure_names, rate
+from fastswa.tables.figures import Curve, averaged_epochs, curves, draw_trend, figure, figure_names, rate
 from fastswa.tables.measured import by_row, load_results
 from fastswa.tables.rows import TABLES, all_rows
 
@@ -53,6 +53,22 @@ def test_curves_hold_the_epochs_that_all_seeds_have_which_came_so_far(tmp_path: 
     found = curves(all_rows()[PI], by_row(load_results(tmp_path))[PI])
     assert list(found) == ["student", "fast-swa"]
     assert drawn(found["student"]) == [(180, 13.0, 12.0, 14.0, 2), (183, 15.0, 15.0, 15.0, 1)]
+
+
+def test_what_was_measured_between_the_common_epochs_is_drawn_run_by_run(tmp_path: Path) -> None:
+    """Seeds that share every thirtieth epoch: a line from one to the next would hide how the error jumps."""
+    write_result(tmp_path, PI, 10, {epoch: {"student": 12.0 + epoch % 30} for epoch in range(150, 241, 10)})
+    write_result(tmp_path, PI, 11, {epoch: {"student": 13.0 + epoch % 30} for epoch in range(150, 241, 3)})
+    found = curves(all_rows()[PI], by_row(load_results(tmp_path))[PI])["student"]
+    assert found.epochs.tolist() == [150, 180, 210, 240]
+    assert found.sparse
+    assert [len(epochs) for epochs, _ in found.each] == [10, 31]
+    drawn_trend = draw_trend(all_rows()[PI], by_row(load_results(tmp_path))[PI])
+    shown = {tuple(line.get_xdata()) for line in drawn_trend.axes[0].lines}
+    assert {tuple(epochs) for epochs, _ in found.each} <= shown
+    write_result(tmp_path / "alike", PI, 10, {epoch: {"student": 12.0} for epoch in (150, 180, 210)})
+    write_result(tmp_path / "alike", PI, 11, {epoch: {"student": 13.0} for epoch in (150, 180, 210)})
+    assert not curves(all_rows()[PI], by_row(load_results(tmp_path / "alike"))[PI])["student"].sparse
 
 
 def test_runs_that_stop_early_or_repeat_a_seed_do_not_disturb_the_curves(tmp_path: Path) -> None:

@@ -83,7 +83,8 @@ def test_extra_images_are_known_by_the_files_name(tmp_path: Path) -> None:
         ({"optimiser": {"lr": 0.2}}, None),
         ({"split": {"validation": 5000}}, None),
         ({"schedule": {"cycle": 20}}, None),
-        ({"device": {"precision": "bf16"}}, MT),
+        ({"device": {"precision": "fp32"}}, MT),
+        ({"device": {"precision": "bf16"}}, None),  # on a CPU `auto` is fp32
         ({"device": {"precision": "fp64"}}, None),
         ({"device": {"deterministic": True}}, MT),
     ],
@@ -91,6 +92,19 @@ def test_extra_images_are_known_by_the_files_name(tmp_path: Path) -> None:
 def test_a_run_belongs_where_its_settings_say(tmp_path: Path, changes: dict[str, Any], row: str | None) -> None:
     write_result(tmp_path, MT, 10, {180: {"student": 11.0}}, changes)
     assert list(by_row(load_results(tmp_path))) == ([] if row is None else [row])
+
+
+def test_other_arithmetic_than_a_recipe_gets_there_makes_another_run(tmp_path: Path) -> None:
+    for seed, precision, place in (
+        (1, "bf16", {"gpu": "H200", "device": "cuda"}),
+        (2, "fp32", {"gpu": "H200", "device": "cuda"}),
+        (3, "fp32", {"gpu": "H200", "device": "cpu"}),
+        (4, "fp32", {"gpu": None, "device": "cpu"}),
+    ):
+        path = write_result(tmp_path, MT, seed, {180: {"student": 11.0}}, {"device": {"precision": precision}})
+        record = json.loads(path.read_text("utf-8"))
+        path.write_text(json.dumps(record | {"environment": place}), "utf-8")
+    assert [result.seed for result in by_row(load_results(tmp_path))[MT]] == [1, 3, 4]
 
 
 def test_an_average_is_known_by_what_it_averages(tmp_path: Path) -> None:
@@ -113,12 +127,21 @@ def test_other_files_are_passed_over_and_broken_ones_named(tmp_path: Path) -> No
     assert load_results(tmp_path) == []
     with pytest.raises(RequestError, match="nowhere is not a folder"):
         load_results(tmp_path / "nowhere")
-    (tmp_path / "old.json").write_text(json.dumps({"config": {"sead": 1}, "metrics": []}))
-    with pytest.raises(RequestError, match=r"old\.json: unknown setting sead; did you mean seed\?"):
+    (tmp_path / "old.json").write_text(json.dumps({"config": {"sead": 1}, "metrics": [{"epoch": 1, "seconds": 1}]}))
+    with pytest.raises(RequestError, match=r"old\.json may be of another .*: unknown setting sead; .* Move it away"):
         load_results(tmp_path)
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(RequestError, match=r"bad\.json is not readable JSON"):
         load_results(tmp_path)
+
+
+LINE = {"epoch": 1, "seconds": 2.0, "error": {"student": 9.0}}
+ODD = ({"epoch": "x"}, {"seconds": None}, {"together": 0}, {"error": []}, {"error": {"student": None}})
+
+
+def test_a_line_of_these_kinds_is_read(tmp_path: Path) -> None:
+    (tmp_path / "even.json").write_text(json.dumps({"config": {}, "metrics": [LINE]}))
+    assert len(load_results(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(
@@ -129,6 +152,9 @@ def test_other_files_are_passed_over_and_broken_ones_named(tmp_path: Path) -> No
         {"config": {}, "metrics": [], "environment": "here"},
         {"config": {}, "metrics": [{"epoch": 1}]},
         {"config": {}, "metrics": [3]},
+        {"config": {}, "metrics": []},
+        {"config": {}, "metrics": [LINE], "environment": {"together": 0}},
+        *({"config": {}, "metrics": [LINE | part]} for part in ODD),
     ],
 )
 def test_a_record_of_another_shape_is_named(tmp_path: Path, record: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ def cell(found: list[Line], title: str, labels: str = "4k") -> Line:
 
 
 def test_every_published_cifar_cell_is_in_its_table(tmp_path: Path) -> None:
-    shown = [line.cell for name in TABLES for line in lines(name, []) if line.compared]
+    shown = [line.cell for name in TABLES for line in lines(name, []) if line.compared and line.cell.error is not None]
     expected = [cell for cell in all_published() if cell.table != "domain-adaptation"]
     assert len(expected) == 292
     assert sorted(map(repr, shown)) == sorted(map(repr, expected))
@@ -35,6 +35,21 @@ def test_every_published_cifar_cell_is_in_its_table(tmp_path: Path) -> None:
         "not measured",
         "quoted",
     }
+
+
+def test_a_recipe_that_the_paper_has_no_cell_for_has_a_row_of_its_own(tmp_path: Path) -> None:
+    write_result(tmp_path, "cifar10-cnn-sntg-4k", 10, {180: {"student": 11.0}})
+    found = table("cifar10-cnn", tmp_path, labels=[4000], methods=["sntg"])
+    assert found.rows == [("4k", "SNTG", "", "11.00 (1)", "", "", "180.0")]
+    assert found.marks == ["plain"]
+    assert found.records[0]["paper_error"] is None
+
+
+def test_quoted_figures_are_compared_without_standard_errors(tmp_path: Path) -> None:
+    write_result(tmp_path, "cifar10-cnn-temporal-ensembling-4k", 10, {180: {"student": 12.0}})
+    line = cell(lines("cifar10-cnn", load_results(tmp_path)), "TE, Laine 2017")
+    assert line.difference == pytest.approx(12.0 - 12.16)
+    assert line.standard_errors is None
 
 
 def test_the_first_recorded_run_is_in_its_cells(tmp_path: Path) -> None:
@@ -176,3 +191,23 @@ def test_a_place_without_results_is_said_to_have_none(
     assert answer.out.startswith("table,")
     (tmp_path / "results").mkdir()
     assert command("table", "soa", "--format", "csv") == (0, answer.out, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["soa", "--methods", "pi", "--labels", "1000"], "soa has no row with these labels and methods together."),
+        (["cifar10-cnn", "--json", "--format", "csv"], "--json and --format csv are two forms; give one."),
+    ],
+)
+def test_what_leaves_nothing_to_show_or_says_two_things_is_refused(
+    words: list[str], sentence: str, command: Command
+) -> None:
+    answer = command("table", *words)
+    assert (answer.code, answer.out, answer.err) == (2, "", f"fastswa: {sentence}\n")
+
+
+def test_a_table_without_measured_rows_says_so(command: Command, tmp_path: Path) -> None:
+    answer = command("table", "cifar100-cnn", "--measured", "--results", tmp_path)
+    assert answer.code == 0
+    assert answer.err == "fastswa: no row of cifar100-cnn is measured yet.\n"

@@ -154,13 +154,22 @@ def rate(schedule: ScheduleConfig, epoch: float, *, reached: bool = False) -> fl
 
 @dataclass(frozen=True)
 class Curve:
-    """Error against epoch over seeds: everything is (E,); `seeds` counts those that a point is the mean of."""
+    """Error against epoch over seeds: everything is (E,); `seeds` counts those that a point is the mean of.
+
+    `each` has every run's own epochs and errors, which may be more of them than all seeds share.
+    """
 
     epochs: np.ndarray
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
     seeds: np.ndarray
+    each: tuple[tuple[np.ndarray, np.ndarray], ...]
+
+    @property
+    def sparse(self) -> bool:
+        """Whether a run was measured between the points that all share, so that lines from one to the next mislead."""
+        return any(len(epochs) > len(self.epochs) for epochs, _ in self.each)
 
 
 def curves(row: Row, results: Sequence[Result]) -> dict[str, Curve]:
@@ -182,21 +191,31 @@ def curve(named: Sequence[tuple[Result, str | None]]) -> Curve | None:
     An epoch is drawn if every seed that came so far was measured at it; runs that repeat a seed count as one.
     """
     seeds: dict[int, dict[int, list[float]]] = {}
+    each = []
     for result, name in named:
-        for line in result.metrics:
-            if name in line.get("error", {}):
-                seeds.setdefault(result.seed, {}).setdefault(line["epoch"], []).append(line["error"][name])
+        own = [(line["epoch"], line["error"][name]) for line in result.metrics if name in line.get("error", {})]
+        each += [tuple(np.array(own).T)] if own else []
+        for epoch, error in own:
+            seeds.setdefault(result.seed, {}).setdefault(epoch, []).append(error)
     points = []
     for epoch in sorted({epoch for series in seeds.values() for epoch in series}):
         reached = [series for series in seeds.values() if max(series) >= epoch]
         if all(epoch in series for series in reached):
             errors = [mean(series[epoch]) for series in reached]
             points.append((epoch, mean(errors), min(errors), max(errors), len(errors)))
-    return Curve(*np.array(points).T) if points else None
+    if not points:
+        return None
+    epochs, means, low, high, counts = np.array(points).T
+    return Curve(epochs, means, low, high, counts, tuple(each))
 
 
 def draw_curve(panel: Any, line: Curve, colour: str, label: str) -> None:
-    """Mean and range over seeds; dashed where not all seeds go on."""
+    """Mean and range over seeds; dashed where not all seeds go on. If they share few epochs, a thin line a run."""
+    if line.sparse:
+        for epochs, errors in line.each:
+            panel.plot(epochs, errors, color=colour, linewidth=0.8, alpha=0.5)
+        panel.plot(line.epochs, line.mean, color=colour, label=label, linestyle="", marker="o", markersize=5, zorder=3)
+        return
     marker = {"marker": ".", "markersize": 4} if len(line.epochs) < 60 else {}
     full = int((line.seeds == line.seeds[0]).sum())
     panel.plot(line.epochs[:full], line.mean[:full], color=colour, label=label, zorder=3, **marker)
@@ -208,6 +227,8 @@ def draw_trend(row: Row, results: Sequence[Result]) -> Any:
     """Error against epoch for each network, mean and range over seeds, with the paper's figures at their epochs."""
     refuse_none(row, results)
     measured = curves(row, results)
+    if {"swa", "student"} <= measured.keys() and len(measured["swa"].epochs) == 1:
+        del measured["swa"]  # of one model still: the student, whose point would hide it
     last = max(int(line.epochs[-1]) for line in measured.values())
     drawn, (panel,) = new_figure(1, 7.5, 4.6)
     for network, line in measured.items():
@@ -256,8 +277,11 @@ def seeds_of(results: Sequence[Result]) -> str:
 def explain_seeds(panel: Any, lines: Iterable[Curve]) -> None:
     """Entries of the legend for what is drawn of several seeds."""
     lines = list(lines)
-    if any(line.seeds.max() > 1 for line in lines):
+    if any(line.sparse for line in lines):
+        panel.plot([], [], color="#404040", linewidth=0.8, alpha=0.5, label="one run (points: mean over seeds)")
+    if any(line.seeds.max() > 1 and not line.sparse for line in lines):
         panel.fill_between([], [], [], color="#404040", alpha=0.15, lw=0, label="range over seeds")
+    lines = [line for line in lines if not line.sparse]
     if any(line.seeds.min() < line.seeds.max() for line in lines):
         panel.plot([], [], color="#404040", linestyle="--", label="not all seeds")
 

@@ -1,7 +1,7 @@
 """What results/*.json measured, matched to the runs behind the paper's tables.
 
 A file belongs to a run when its settings are the recipe's, but for the seeds, for what a resume may change and for
-whether every number was to come out the same again.
+whether every number was to come out the same again; its arithmetic must be what a recipe gets on such a machine.
 Averages are told apart by what they average, not by name, so a run may carry any number of others. A run that stopped
 early belongs to its row too, and has nothing to say where the others go on.
 """
@@ -9,6 +9,7 @@ early belongs to its row too, and has nothing to say where the others go on.
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -91,22 +92,44 @@ def load_results(folder: Path | None) -> list[Result]:
         try:
             config = build_config(record["config"])
         except RequestError as error:
-            raise RequestError(f"{path}: {error}") from error
+            raise RequestError(f"{path} may be of another version of fastswa: {error} Move it away.") from error
         place = record.get("environment") or {}
-        ran = (place.get("together", 1), place.get("gpu"), record.get("wall_seconds"))
+        gpu = place.get("gpu") if on_gpu(place) else None
+        ran = (place.get("together", 1), gpu, record.get("wall_seconds"))
         found.append(Result(path.name, config, record["metrics"], *ran))
     return found
 
 
 def _whole(record: Mapping[str, Any]) -> bool:
     """Whether a record's parts are of the kinds that tables read."""
-    lines = record["metrics"]
+    lines, place = record["metrics"], record.get("environment") or {}
     return (
         isinstance(record["config"], dict)
-        and isinstance(record.get("environment") or {}, dict)
+        and isinstance(place, dict)
+        and _counts(place.get("together", 1))
         and isinstance(lines, list)
-        and all(isinstance(line, dict) and {"epoch", "seconds"} <= line.keys() for line in lines)
+        and bool(lines)
+        and all(isinstance(line, dict) and _whole_line(line) for line in lines)
     )
+
+
+def _whole_line(line: Mapping[str, Any]) -> bool:
+    errors = line.get("error", {})
+    return (
+        _number(line.get("epoch"))
+        and _number(line.get("seconds"))
+        and _counts(line.get("together", 1))
+        and isinstance(errors, dict)
+        and all(map(_number, errors.values()))
+    )
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _counts(value: object) -> bool:
+    return isinstance(value, int) and value >= 1
 
 
 def device_minutes(metrics: Sequence[Mapping[str, Any]], together: int = 1) -> list[float]:
@@ -126,7 +149,7 @@ def by_row(results: Sequence[Result]) -> dict[str, list[Result]]:
     """The results of each run by its recipe's name; those that are no published run are left out."""
     grouped: dict[str, list[Result]] = defaultdict(list)
     for result in results:
-        ours = _compared(result.config)
+        ours = _compared(result.config, result.gpu is not None)
         for name, row in all_rows().items():
             if not _differing(ours, *_recipe_settings(name)) and _has_averages(result, row):
                 grouped[name].append(result)
@@ -145,9 +168,14 @@ def recipe_config(name: str) -> Config:
     return build_config(all_rows()[name].layer())
 
 
-def differences(config: Config, layer: Mapping[str, Any]) -> set[str]:
-    """The settings in which a run is another than that of `layer` (seeds and the resumable ones excepted)."""
-    return _differing(_compared(config), *_settings(layer))
+def on_gpu(environment: Mapping[str, Any]) -> bool | None:
+    """Whether a run's environment says that it ran on a GPU; None where nothing is known of it."""
+    return environment.get("gpu") is not None and environment.get("device") != "cpu" if environment else None
+
+
+def differences(config: Config, layer: Mapping[str, Any], *, gpu: bool | None) -> set[str]:
+    """The settings in which a run, on a GPU or not, is another than `layer`'s (seeds and resumable ones excepted)."""
+    return _differing(_compared(config, gpu), *_settings(layer))
 
 
 def of_layer(results: Sequence[Result], layer: Mapping[str, Any], *, averages: bool = False) -> list[Result]:
@@ -156,7 +184,7 @@ def of_layer(results: Sequence[Result], layer: Mapping[str, Any], *, averages: b
     With `averages` only those that have every average of `layer`, whatever else they have.
     """
     theirs = _settings(layer)
-    found = [result for result in results if not _differing(_compared(result.config), *theirs)]
+    found = [result for result in results if not _differing(_compared(result.config, result.gpu is not None), *theirs)]
     if not averages:
         return found
     wanted = build_config(dict(layer)).averaging.values()
@@ -184,10 +212,14 @@ def _settings(layer: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[str]]
     return _compared(build_config(dict(layer))), frozenset(_flat(layer))
 
 
-def _compared(config: Config) -> dict[str, Any]:
+def _compared(config: Config, gpu: bool | None = None) -> dict[str, Any]:
+    """The settings that tell runs apart; where it ran, on a `gpu` or not, says which arithmetic `auto` was.
+
+    Where nothing is known of that it may have been either.
+    """
     flat = {name: value for name, value in _flat(to_dict(config)).items() if name not in _FREE}
     flat |= {name: Path(flat[name]).name for name in _FILES if name in flat}
-    if flat["device.precision"] in ("bf16", "fp32"):  # which of them auto was, on a GPU or a CPU
+    if flat["device.precision"] in {True: ("bf16",), False: ("fp32",), None: ("bf16", "fp32")}[gpu]:
         flat["device.precision"] = "auto"
     # Left open, a built-in data set holds no image out.
     return {"split.validation": 0} | {name: value for name, value in flat.items() if not name.startswith("averaging.")}

@@ -12,7 +12,7 @@ from fastswa.errors import RequestError
 from fastswa.registry import nearest, resolve
 from fastswa.tables.measured import Measured, Result, by_row, load_results, measured
 from fastswa.tables.published import Published, published
-from fastswa.tables.rows import TABLES, Row, figure, row_of
+from fastswa.tables.rows import TABLES, Row, all_rows, figure, row_of
 
 # The paper repeats each CNN experiment three times (section 5.1).
 PAPER_SEEDS = 3
@@ -47,15 +47,31 @@ NETWORKS = {
 
 
 @dataclass(frozen=True)
+class Beyond:
+    """A row of ours that the paper's table has not, read as a cell of it without figures."""
+
+    table: str
+    labels: int | None
+    method: str
+    extra: str = ""
+    averaging: str = "none"
+    epoch: int | None = None
+    error: float | None = None
+    std: float | None = None
+    source: str = ""
+    quoted: bool = False
+
+
+@dataclass(frozen=True)
 class Line:
-    """A published cell and our measurement of it.
+    """A published cell and our measurement of it; a `Beyond` where the paper's table has no such row.
 
     `network` is what we measure at `epoch`. `remark` says why there is nothing to measure, if so. Where the paper
     does not say whether a figure is the student's or the EMA's there is a line for each, and only the EMA's is
     `compared`.
     """
 
-    cell: Published
+    cell: Published | Beyond
     row: Row | None
     network: str
     epoch: int
@@ -67,7 +83,7 @@ class Line:
     def title(self) -> str:
         """The row of the table."""
         cell = self.cell
-        if cell.quoted:
+        if isinstance(cell, Published) and cell.quoted:
             return f"{TITLES[cell.method]}, {short_source(cell)}"
         averaging = {"none": "", "ema": " EMA"}.get(cell.averaging, f" + {NETWORKS.get(cell.averaging)}")
         network = f", {NETWORKS[self.network]}" if cell.method == "mean-teacher" and cell.averaging == "none" else ""
@@ -83,12 +99,17 @@ class Line:
     @property
     def difference(self) -> float | None:
         """Our mean less the paper's, in points."""
-        return self.ours.mean - self.cell.error if self.ours is not None and self.compared else None
+        if self.ours is None or self.cell.error is None or not self.compared:
+            return None
+        return self.ours.mean - self.cell.error
 
     @property
     def standard_errors(self) -> float | None:
-        """The difference in standard errors; None where the paper gives no standard deviation."""
-        if self.ours is None or self.difference is None:
+        """The difference in standard errors; None where the paper gives no standard deviation.
+
+        Over how many seeds another work took its own is not known here.
+        """
+        if self.ours is None or self.difference is None or self.cell.quoted:
             return None
         return standard_errors(self.difference, self.cell.std, self.ours.std, self.ours.count)
 
@@ -171,10 +192,12 @@ def narrowed(whole: Sheet, labels: Sequence[int], methods: Sequence[str], measur
     chosen = [
         place
         for place, record in enumerate(whole.records)
-        if (not labels or record["labels"] in labels)
-        and (not methods or record["method"] in methods)
-        and (not measured_only or record["status"] == "measured")
+        if (not labels or record["labels"] in labels) and (not methods or record["method"] in methods)
     ]
+    if not chosen:
+        raise RequestError(f"{whole.name} has no row with these labels and methods together.")
+    if measured_only:
+        chosen = [place for place in chosen if whole.records[place]["status"] == "measured"]
     return replace(
         whole,
         rows=[whole.rows[place] for place in chosen],
@@ -189,6 +212,10 @@ def lines(name: str, results: Sequence[Result]) -> list[Line]:
     runs = by_row(results)
     cells = published(name)
     found = [line for cell in cells for line in _lines_of(cell, cells, runs)]
+    for row in all_rows().values():
+        if row.table == name and not row.cells and not row.variant:
+            ours = measured(runs.get(row.name, ()), row, "student", row.experiment.length)
+            found.append(Line(Beyond(name, row.labels, row.method), row, "student", row.experiment.length, ours))
     extras = list(dict.fromkeys(cell.extra for cell in cells))
     return sorted(found, key=lambda line: (line.cell.labels or 0, extras.index(line.cell.extra)))
 
@@ -220,7 +247,7 @@ def sheet(name: str, found: Sequence[Line]) -> Sheet:
     """Lines as text and numbers."""
     experiment = TABLES[name]
     rows: list[tuple[str, ...]] = [
-        (line.labels, line.title, figure(line.cell), our_text(line.ours, line.remark), *_comparison(line))
+        (line.labels, line.title, _published(line.cell), our_text(line.ours, line.remark), *_comparison(line))
         for line in found
     ]
     return Sheet(
@@ -236,9 +263,14 @@ def sheet(name: str, found: Sequence[Line]) -> Sheet:
             "sqrt(s_paper² / 3 + s_ours² / n), with s_ours = s_paper where n = 1; min. is one run up to that epoch, or "
             "its share where several ran at once.",
             f"Rows without an epoch are measured at {experiment.length}, VAT's average as fast-SWA. The paper's MT may "
-            "be the student or the EMA: the EMA is compared. What it quotes and also ran is compared with its own row.",
+            "be the student or the EMA: the EMA is compared. What it quotes and also ran is compared with its own "
+            "row; of what it only quotes the number of seeds is not known, so that there are no standard errors.",
         ],
     )
+
+
+def _published(cell: Published | Beyond) -> str:
+    return "" if isinstance(cell, Beyond) else figure(cell)
 
 
 def our_text(ours: Measured | None, remark: str) -> str:

@@ -19,6 +19,7 @@ def run(arguments: Arguments) -> int:
     from fastswa.layers import flag_layer
     from fastswa.sweep import SEEDS, Sweep, at_once, plan_sweep
     from fastswa.tables.runs import swept_tables
+    from fastswa.whole import refuse_unwritable
 
     if not arguments.targets:
         raise RequestError(f"name a table; there are: {', '.join(swept_tables())}.")
@@ -34,13 +35,14 @@ def run(arguments: Arguments) -> int:
         results=results,
         changes=changes,
     )
-    together = arguments.whole("--together", 1)
+    together, stop_after = arguments.whole("--together", 1), arguments.number("--stop-after", float("inf"))
     if "--dry-run" in arguments:
         _print(cells, as_json="--json" in arguments)
         return 0
     if "--together" not in arguments:
         together = at_once(cells)
-    with ConsoleWatcher(arguments.number("--stop-after", float("inf"))) as watcher:
+    refuse_unwritable(results)
+    with ConsoleWatcher(stop_after) as watcher:
         sweep = Sweep(
             cells,
             results,

@@ -13,6 +13,8 @@ def run(arguments: Arguments) -> int:
 
     if not arguments.targets:
         raise RequestError(f"name a table; there are: {', '.join(table_names())}.")
+    if "--json" in arguments and arguments.options.get("--format", "json") != "json":
+        raise RequestError(f"--json and --format {arguments.options['--format']} are two forms; give one.")
     folder = results(arguments)
     sheet = table(
         arguments.target("table"),
@@ -23,6 +25,8 @@ def run(arguments: Arguments) -> int:
     )
     if folder is None:
         say("there is no folder results here, so that nothing counts as measured; --results FOLDER names one.")
+    elif not sheet.rows:
+        say(f"no row of {sheet.name} is measured yet.")
     form = "json" if "--json" in arguments else arguments.options.get("--format", "terminal")
     if form == "terminal":
         print_table(sheet)
