@@ -174,6 +174,18 @@ def test_all_passes_share_one_view_and_one_noise(iterations: int) -> None:
     assert moved == [pytest.approx([length] * 5, abs=1e-9) for length in lengths]
 
 
+def test_the_disturbed_pass_alone_can_have_a_mask_of_its_own() -> None:
+    student, batch = Toy(dropout=0.5, heads=1), make_batch(size=64)
+    terms = make_method("vat", epsilon=0, own_dropout=True, images=64).losses(batch, student, None)
+    *others, disturbed = [noise for noise, _ in student.calls]
+    assert len(set(others)) == 1
+    assert disturbed not in others
+    # Nothing but the masks tells the two passes apart, and with the same mask nothing does.
+    assert terms["consistency"].item() > 0.01
+    alike = make_method("vat", epsilon=0, images=64).losses(batch, student, None)
+    assert alike["consistency"].item() == pytest.approx(0, abs=1e-12)
+
+
 def test_running_statistics_are_those_of_the_clean_pass_alone() -> None:
     student, batch = Toy(norm=True), make_batch()
     make_method("vat", power_iterations=3).losses(batch, student, None)

@@ -56,10 +56,11 @@ def fixed(network: Network) -> Iterator[None]:
 class VAT(Method):
     """KL[f(x) || f(x + epsilon r)] with r the direction to which the prediction is most sensitive.
 
-    The clean and the disturbed passes share one view and one dropout mask, so that only r tells them apart.
+    The clean and the disturbed passes share one view and one dropout mask, so that only r tells them apart; with
+    `own_dropout` the disturbed one has its own mask, and consistency is asked for across masks too, as Pi does.
     """
 
-    settings = frozenset({"weight", "ramp", "tie", "epsilon", "xi", "power_iterations"})
+    settings = frozenset({"weight", "ramp", "tie", "epsilon", "xi", "power_iterations", "own_dropout"})
     terms: ClassVar[Mapping[str, str]] = {"classification": "student", "consistency": "student", "tie": "student"}
 
     def losses(self, batch: Batch, student: Network, target: Tensor | None) -> Terms:
@@ -68,7 +69,8 @@ class VAT(Method):
         clean = probabilities(output.consistency).detach()
         disturbance = self.config.epsilon * self._direction(batch, student, x, clean)
         with frozen_statistics(student):
-            disturbed = student(x + disturbance, noise).consistency
+            mask = batch.noise.scope("disturbed") if self.config.own_dropout else noise
+            disturbed = student(x + disturbance, mask).consistency
         return {
             "classification": classification(output.logits, batch.labels),
             "consistency": batch.weight * kl(disturbed, clean).mean(),
