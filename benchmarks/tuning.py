@@ -25,12 +25,12 @@ from typing import Any
 from fastswa.config import RESUMABLE, Config, to_dict
 from fastswa.console import ConsoleWatcher, Lane
 from fastswa.errors import FastswaError, RequestError
-from fastswa.layers import build_config, flag_layer, recipe_layer
+from fastswa.layers import build_config, flag_layer, flatten, recipe_layer
 from fastswa.sweep import sentence_of
 from fastswa.training.folder import RunFolder
 from fastswa.training.groups import train_groups
 from fastswa.training.loop import Watcher
-from fastswa.training.run import NewRun, OldRun, RunResult, flatten
+from fastswa.training.run import NewRun, OldRun, RunResult
 from fastswa.training.seeds import seed_folder
 
 # The splits that results are reported on (10, 11, 12) play no part in the choice.

@@ -146,6 +146,8 @@ def _values(kind: Any) -> str:
     if get_origin(kind) is dict:
         return "NAME=NAME,…" if get_args(kind)[1] is str else "NAME=NUMBER,…"
     word = next((WORDS[leaf] for leaf in _leaves(kind) if leaf in WORDS), "")
+    if any(get_origin(inner) is tuple for inner in get_args(kind)):
+        return f"pairs of {word}s, in a file"
     return f"{word}s, with commas" if get_origin(kind) is tuple else word
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastswa.config import Config, to_dict
 from fastswa.errors import RequestError
-from fastswa.layers import build_config, merge, refuse_idle, target_layer
+from fastswa.layers import build_config, flatten, merge, refuse_idle, target_layer
 
 if TYPE_CHECKING:
     from fastswa.modelfile import TrainedModel
@@ -47,7 +47,7 @@ def fit(
     if not str(out):
         raise RequestError("out is empty; it names the new folder that the run is written to.")
     from fastswa.training.budget import Budget
-    from fastswa.training.run import flatten, train_new
+    from fastswa.training.run import train_new
 
     budget = None if minutes is None else Budget(minutes, flatten(settings or {}).keys())
     base = to_dict(recipe, only_given=True) if isinstance(recipe, Config) else target_layer(str(recipe))

@@ -18,13 +18,12 @@ from fastswa.data.features import FeatureSet, feature_dataset
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
 from fastswa.defaults import own_data_defaults
 from fastswa.errors import RequestError, RunError
-from fastswa.layers import AVERAGES, build_config, merge
+from fastswa.layers import AVERAGES, build_config, flatten, merge
 from fastswa.methods import method_class, refuse_unused
 from fastswa.modelfile import model_bytes, model_of_bytes, save_model
 from fastswa.training.budget import Budget
 from fastswa.training.device import choose_compute
 from fastswa.training.memory import train_in_memory
-from fastswa.training.run import flatten
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin

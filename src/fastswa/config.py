@@ -103,6 +103,9 @@ class BatchConfig(Section):
     steps: Positive | None = Field(
         None, description="steps in an epoch; none given: one pass over the unlabelled images"
     )
+    pace: tuple[tuple[NonNegative, Positive], ...] | None = Field(
+        None, description="[epoch, steps] pairs: so many from that epoch on instead; `--minutes` writes them as it goes"
+    )
     balanced: bool = Field(False, description="each class equally often among the labelled images of a step")
     reuse_labelled: bool = Field(
         False, description="labelled images serve as unlabelled ones too, as in the papers on FixMatch and its kin"
@@ -112,6 +115,13 @@ class BatchConfig(Section):
     def _fits(self) -> BatchConfig:
         if self.labelled > self.size and "labelled" in self.model_fields_set:
             raise ValueError(f"batch.labelled ({self.labelled}) is larger than batch.size ({self.size})")
+        return self
+
+    @model_validator(mode="after")
+    def _goes_on(self) -> BatchConfig:
+        epochs = [epoch for epoch, _ in self.pace or ()]
+        if epochs != sorted(set(epochs)):
+            raise ValueError(f"batch.pace: the epochs {', '.join(map(str, epochs))} do not follow one another")
         return self
 
 

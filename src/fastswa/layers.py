@@ -187,6 +187,14 @@ def _field_type(path: str, options: Iterable[str]) -> type | None:
     return origin if origin in (tuple, dict) else None
 
 
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as one, with dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
 def merge(*layers: Mapping[str, Any]) -> Layer:
     """Nested dicts laid over one another, the last winning."""
     result: Layer = {}
@@ -219,6 +227,14 @@ def without_others(below: Layer, layer: Mapping[str, Any]) -> Layer:
     return kept
 
 
+def _without_pace(below: Layer, layer: Mapping[str, Any]) -> Layer:
+    """`below` without its changes of the steps in an epoch where `layer` says how many there are."""
+    old, new = below.get("batch"), layer.get("batch")
+    if not isinstance(old, dict) or not isinstance(new, dict) or "steps" not in new:
+        return below
+    return {**below, "batch": {name: value for name, value in old.items() if name != "pace"}}
+
+
 def build_config(*layers: Mapping[str, Any]) -> Config:
     """One resolved Config from layers of settings, the last winning."""
     merged: Layer = {}
@@ -227,7 +243,7 @@ def build_config(*layers: Mapping[str, Any]) -> Config:
             expanded = written_out(layer, merged)
         except ValueError as error:
             raise RequestError(str(error)) from error
-        merged = merge(without_others(merged, layer), expanded)
+        merged = merge(_without_pace(without_others(merged, layer), expanded), expanded)
     _refuse_unknown(merged)
     try:
         return resolved(Config.model_validate(merged))

@@ -8,8 +8,9 @@ from typing import Any
 
 from fastswa.config import to_dict
 from fastswa.errors import RequestError, RunError
+from fastswa.layers import build_config
 from fastswa.training.folder import RunFolder
-from fastswa.training.run import fingerprint
+from fastswa.training.identity import fingerprint
 from fastswa.whole import replacing
 
 
@@ -37,7 +38,7 @@ def record(run: Path) -> dict[str, Any]:
         raise RequestError(f"{run / 'environment.json'} cannot be read: {error}.") from error
     wall = environment.pop("wall_seconds", None)
     return {
-        "fingerprint": fingerprint(config),
+        "fingerprint": fingerprint(settings),
         "seed": config.seed,
         "epochs": metrics[-1]["epoch"],
         "minutes": round(metrics[-1]["seconds"] / 60, 2),
@@ -78,7 +79,9 @@ def _extends(facts: dict[str, Any], file: Path) -> bool:
     try:
         kept = json.loads(file.read_text("utf-8"))
         theirs = [(line["step"], line["error"], line["seconds"]) for line in kept["metrics"]]
-    except (OSError, ValueError, KeyError, TypeError):
+        settings = [fingerprint(to_dict(build_config(one["config"]))) for one in (facts, kept)]
+    except (OSError, ValueError, KeyError, TypeError, RequestError):
         return False
     ours = [(line["step"], line.get("error"), line["seconds"]) for line in facts["metrics"]]
-    return bool(facts["fingerprint"] == kept.get("fingerprint") and ours[: len(theirs)] == theirs)
+    # By what the settings mean today: a setting that came into being since is in one of the two files alone.
+    return settings[0] == settings[1] and ours[: len(theirs)] == theirs

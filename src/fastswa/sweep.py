@@ -16,7 +16,7 @@ from typing import Any, Literal
 from fastswa.config import RESUMABLE, AverageConfig, Config
 from fastswa.data.sources import place
 from fastswa.errors import FastswaError, RequestError
-from fastswa.layers import build_config, merge
+from fastswa.layers import build_config, flatten, merge
 from fastswa.registry import nearest
 from fastswa.results import keep_record
 from fastswa.tables.measured import Result, differences, load_results, of_layer, on_gpu
@@ -26,7 +26,7 @@ from fastswa.training.device import choose_compute
 from fastswa.training.folder import RunFolder
 from fastswa.training.groups import TOGETHER, train_groups
 from fastswa.training.loop import Watcher
-from fastswa.training.run import NewRun, OldRun, RunResult, Say, flatten
+from fastswa.training.run import NewRun, OldRun, RunResult, Say
 from fastswa.training.seeds import seed_folder
 
 SEEDS = (10, 11, 12)
@@ -186,8 +186,10 @@ def _is_called(file: str, name: str) -> bool:
 
 
 def _another(result: Result, run: TableRun) -> str:
-    unlike = differences(result.config, run.layer, gpu=result.gpu is not None)
-    return f"{result.file} is another run ({', '.join(sorted(unlike)) or 'its averages'})"
+    unlike = sorted(differences(result.config, run.layer, gpu=result.gpu is not None))
+    if result.partial:
+        unlike.append("a part of the data")
+    return f"{result.file} is another run ({', '.join(unlike) or 'its averages'})"
 
 
 def _begun(cell: Cell) -> str:

@@ -13,7 +13,8 @@ from conftest import Command
 from fastswa.analysis.gradients import LOSS, Moments, gradients, measure, method_batches, recorded
 from fastswa.analysis.study import Request
 from fastswa.analysis.subject import Subject
-from fastswa.training.run import fingerprint
+from fastswa.config import to_dict
+from fastswa.training.identity import fingerprint
 from tiny_runs import StoppingWatcher, assert_same_run, go_on, tiny, train
 
 
@@ -78,7 +79,7 @@ def test_batches_are_labelled_images_first_with_the_runs_weight(finished: Path) 
 
 def test_recording_changes_nothing_of_a_run_and_survives_a_resume(finished: Path, tmp_path: Path) -> None:
     watched = tiny({"checkpoint": {"keep": [1, 2]}, "analysis": {"gradients": 1, "batches": 2}})
-    assert fingerprint(watched) == fingerprint(tiny({"checkpoint": {"keep": [1, 2]}}))
+    assert fingerprint(to_dict(watched)) == fingerprint(to_dict(tiny({"checkpoint": {"keep": [1, 2]}})))
     train(watched, tmp_path / "whole")
     assert_same_run(tmp_path / "whole", finished)
     train(watched, tmp_path / "halves", StoppingWatcher(stop=8))

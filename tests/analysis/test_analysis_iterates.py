@@ -18,10 +18,11 @@ from fastswa.analysis.pairs import pairs
 from fastswa.analysis.rays import rays
 from fastswa.analysis.study import Request
 from fastswa.analysis.subject import Subject
-from fastswa.config import CheckpointConfig
+from fastswa.config import CheckpointConfig, to_dict
 from fastswa.errors import RequestError
+from fastswa.training.identity import fingerprint
 from fastswa.training.iterates import iterate_epochs, kept_epochs
-from fastswa.training.run import fingerprint, train_new
+from fastswa.training.run import train_new
 from tiny_runs import FLAGS, StoppingWatcher, assert_same_run, go_on, state_at, tiny
 
 KEEPING = {"checkpoint": {"keep": [1, 2], "keep_every": 1}}
@@ -58,7 +59,7 @@ def test_epochs_that_are_kept(settings: dict[str, int], epochs: list[int]) -> No
 
 def test_an_iterate_is_the_student_of_its_epoch_and_keeping_changes_nothing(finished: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    assert fingerprint(tiny(KEEPING)) == fingerprint(tiny({"checkpoint": {"keep": [1, 2]}}))
+    assert fingerprint(to_dict(tiny(KEEPING))) == fingerprint(to_dict(tiny({"checkpoint": {"keep": [1, 2]}})))
     train_new(tiny(KEEPING), tmp_path / "run", StoppingWatcher(), said.append)
     assert_same_run(tmp_path / "run", finished)
     assert steps(tmp_path / "run") == [3, 6, 9, 12]

@@ -13,7 +13,7 @@ import pytest
 from made_up import write_result
 
 from fastswa.errors import RequestError
-from fastswa.tables.measured import Measured, by_row, device_minutes, load_results, measured
+from fastswa.tables.measured import Measured, by_row, device_minutes, load_results, measured, of_layer
 from fastswa.tables.rows import all_rows
 
 MT = "cifar10-cnn-mean-teacher-4k"
@@ -105,6 +105,15 @@ def test_other_arithmetic_than_a_recipe_gets_there_makes_another_run(tmp_path: P
         record = json.loads(path.read_text("utf-8"))
         path.write_text(json.dumps(record | {"environment": place}), "utf-8")
     assert [result.seed for result in by_row(load_results(tmp_path))[MT]] == [1, 3, 4]
+
+
+def test_a_run_on_a_part_of_the_published_images_is_in_no_table(tmp_path: Path) -> None:
+    for seed, images in ((1, None), (2, {"train": 50_000, "test": 10_000}), (3, {"train": 2_000, "test": 100})):
+        path = write_result(tmp_path, MT, seed, {180: {"student": 11.0}})
+        record = json.loads(path.read_text("utf-8"))
+        path.write_text(json.dumps(record | {"environment": {"images": images}}), "utf-8")
+    assert [result.seed for result in by_row(load_results(tmp_path))[MT]] == [1, 2]
+    assert [result.seed for result in of_layer(load_results(tmp_path), all_rows()[MT].layer())] == [1, 2]
 
 
 def test_an_average_is_known_by_what_it_averages(tmp_path: Path) -> None:

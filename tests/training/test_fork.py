@@ -10,11 +10,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from conftest import Command
-from fastswa.config import Config
+from fastswa.config import Config, to_dict
 from fastswa.errors import RequestError
 from fastswa.layers import build_config
 from fastswa.training.folder import RunFolder
-from fastswa.training.run import fingerprint, parent_layer
+from fastswa.training.identity import fingerprint
+from fastswa.training.run import parent_layer
 from tiny_runs import (
     METHODS,
     Killed,
@@ -60,7 +61,11 @@ def test_a_fork_starts_with_its_parents_state_and_records_it(finished: Path, tmp
     config = RunFolder(out).config()
     assert (config.optimiser.lr, config.start.run, config.seed) == (0.05, f"{finished}@2", 3)
     parent = json.loads((out / "environment.json").read_text())["parent"]
-    assert parent == {"run": str(finished), "epoch": 2.0, "fingerprint": fingerprint(RunFolder(finished).config())}
+    assert parent == {
+        "run": str(finished),
+        "epoch": 2.0,
+        "fingerprint": fingerprint(to_dict(RunFolder(finished).config())),
+    }
 
 
 def test_an_unchanged_fork_repeats_the_rest_of_its_parent(finished: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from conftest import Command
 from fastswa.data.images import Dataset, ImageSet
 from fastswa.data.sources import load
 from fastswa.training.folder import RunFolder
-from fastswa.training.run import fingerprint
+from fastswa.training.identity import fingerprint
 
 QUICK = (
     *("--epochs", "2", "--batch.steps", "2", "--batch.size", "8", "--model.width", "4"),

@@ -108,7 +108,7 @@ def measure(
 def method_batches(state: State, config: Config, material: Material, count: int, purpose: str) -> Iterator[Batch]:
     """Batches as a step of the state's epoch sees them, chosen by `purpose`."""
     plan = material.plan
-    epoch = state.step / plan.steps
+    epoch = plan.pace.epoch(state.step)
     weight = torch.tensor(state.method.weight(epoch), dtype=material.augment.scale.dtype, device=material.pixels.device)
     words = torch.from_numpy(step_words(config.seed, purpose, state.step, count)).to(material.pixels.device)
     for number, row in enumerate(_rows(config, material, count, purpose)):

@@ -125,7 +125,7 @@ class Subject:
                 "than that; `--analysis.gradients 5` records gradients in training, `--checkpoint.keep` keeps it all."
             )
         put(state.student, self.iterate(epoch))
-        state.step = round(epoch * self.material.plan.steps)
+        state.step = self.material.plan.pace.step(epoch)
         return state
 
     def _vector(self, checkpoint: Checkpoint, prefix: str) -> Tensor:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fastswa.data.pace import Pace
 from fastswa.data.splits import Split
 from fastswa.errors import RequestError
 from fastswa.noise import derive_seed
@@ -19,6 +20,7 @@ class BatchPlan:
     epoch draws `extra_per_epoch` anew. With `windowed` only the epoch's draw lies on the device, in that order.
     `classes` are those of the labelled images where each class is to come equally often, None where each image is.
     `unlabelled_images` may hold the labelled ones too: in an unlabelled place of a row nobody looks at their labels.
+    `changes` are those of the number of steps that training's epochs have, of which there is room for `longest` (Pace).
     """
 
     labelled_images: np.ndarray
@@ -31,6 +33,13 @@ class BatchPlan:
     extra_per_epoch: int = 0
     windowed: bool = False
     classes: np.ndarray | None = None
+    changes: tuple[tuple[int, int], ...] = ()
+    longest: int = 0
+
+    @property
+    def pace(self) -> Pace:
+        """How many steps each of training's epochs has."""
+        return Pace(self.steps, self.changes, self.longest)
 
     @property
     def unlabelled(self) -> int:
@@ -46,8 +55,9 @@ class BatchPlan:
         return matrix
 
     def rows(self, seed: int, epoch: int) -> np.ndarray:
-        """The same matrix as rows of the images on the device."""
-        return self._places(seed, epoch, "batches") if self.windowed else self.epoch(seed, epoch)
+        """The matrix of an epoch of training as rows of the images on the device, one for each step that it has."""
+        plan = replace(self, steps=self.pace.of(epoch))
+        return plan._places(seed, epoch, "batches") if self.windowed else plan.epoch(seed, epoch)
 
     def drawn(self, seed: int, epoch: int, purpose: str = "batches") -> np.ndarray:
         """The epoch's extra images, (extra_per_epoch,) int64, counted from 0 and sorted."""

@@ -8,12 +8,12 @@ from typing import Any
 
 from fastswa.config import to_dict
 from fastswa.console import shown
+from fastswa.layers import flatten
 from fastswa.report import words
 from fastswa.report.charts import Curve, Rate, error_chart
 from fastswa.report.page import Figure, Table, render
 from fastswa.report.record import SETS, RunRecord, short_names
 from fastswa.report.remarks import Remark
-from fastswa.training.run import flatten
 
 _COLOURS = 8
 # What may differ between repeats of one experiment: its random numbers, its machine and its bookkeeping.

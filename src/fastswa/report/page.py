@@ -12,8 +12,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from fastswa import __version__
+from fastswa.layers import flatten
 from fastswa.report import words
-from fastswa.training.run import flatten
 
 # How a page says that it was written here: only such a file is ever replaced.
 GENERATOR = "fastswa report"

@@ -20,10 +20,11 @@ from typing import Any
 
 from fastswa.config import RESUMABLE, Config, to_dict
 from fastswa.errors import RequestError
-from fastswa.layers import build_config
+from fastswa.layers import build_config, flatten
 from fastswa.tables.rows import Row, all_rows
 
 _FREE = {*RESUMABLE, "seed", "split.seed", "device.deterministic"}
+PUBLISHED_IMAGES = {name: {"train": 50_000, "test": 10_000} for name in ("cifar10", "cifar100")}
 # Files, which lie elsewhere on every machine: their names are what counts.
 _FILES = ("data.extra", "data.extra_file")
 
@@ -33,6 +34,7 @@ class Result:
     """One file of results/: a run's settings and its evaluations; it had up to `together` - 1 others beside it.
 
     `gpu` is None where it ran on a CPU, `wall_seconds` where nobody took the time from the command to the model.
+    `partial` marks a run on a part of a published data set, which is none of a table's.
     """
 
     file: str
@@ -41,6 +43,7 @@ class Result:
     together: int = 1
     gpu: str | None = None
     wall_seconds: float | None = None
+    partial: bool = False
 
     @property
     def seed(self) -> int:
@@ -96,8 +99,17 @@ def load_results(folder: Path | None) -> list[Result]:
         place = record.get("environment") or {}
         gpu = place.get("gpu") if on_gpu(place) else None
         ran = (place.get("together", 1), gpu, record.get("wall_seconds"))
-        found.append(Result(path.name, config, record["metrics"], *ran))
+        found.append(Result(path.name, config, record["metrics"], *ran, _partial(config, place.get("images"))))
     return found
+
+
+def _partial(config: Config, images: Mapping[str, int] | None) -> bool:
+    """Whether so many training and test images are not all of a published set; records once did not count them."""
+    published = PUBLISHED_IMAGES.get(config.data.source)
+    if images is None or published is None:
+        return False
+    counted = ("train",) if config.data.target is not None else ("train", "test")
+    return any(images.get(part) != published[part] for part in counted)
 
 
 def _whole(record: Mapping[str, Any]) -> bool:
@@ -107,6 +119,7 @@ def _whole(record: Mapping[str, Any]) -> bool:
         isinstance(record["config"], dict)
         and isinstance(place, dict)
         and _counts(place.get("together", 1))
+        and isinstance(place.get("images") or {}, dict)
         and isinstance(lines, list)
         and bool(lines)
         and all(isinstance(line, dict) and _whole_line(line) for line in lines)
@@ -151,7 +164,7 @@ def by_row(results: Sequence[Result]) -> dict[str, list[Result]]:
     for result in results:
         ours = _compared(result.config, result.gpu is not None)
         for name, row in all_rows().items():
-            if not _differing(ours, *_recipe_settings(name)) and _has_averages(result, row):
+            if _belongs(result, ours, _recipe_settings(name)) and _has_averages(result, row):
                 grouped[name].append(result)
     return dict(grouped)
 
@@ -184,11 +197,16 @@ def of_layer(results: Sequence[Result], layer: Mapping[str, Any], *, averages: b
     With `averages` only those that have every average of `layer`, whatever else they have.
     """
     theirs = _settings(layer)
-    found = [result for result in results if not _differing(_compared(result.config, result.gpu is not None), *theirs)]
+    found = [result for result in results if _belongs(result, _compared(result.config, result.gpu is not None), theirs)]
     if not averages:
         return found
     wanted = build_config(dict(layer)).averaging.values()
     return [result for result in found if all(average in result.config.averaging.values() for average in wanted)]
+
+
+def _belongs(result: Result, ours: Mapping[str, Any], theirs: tuple[dict[str, Any], frozenset[str]]) -> bool:
+    """Whether a run, what is compared of it being `ours`, is one of `theirs`."""
+    return not result.partial and not _differing(ours, *theirs)
 
 
 def _differing(ours: Mapping[str, Any], theirs: Mapping[str, Any], stated: frozenset[str]) -> set[str]:
@@ -209,7 +227,7 @@ def _recipe_settings(name: str) -> tuple[dict[str, Any], frozenset[str]]:
 
 def _settings(layer: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[str]]:
     """What is compared of a run, and which settings its description states itself."""
-    return _compared(build_config(dict(layer))), frozenset(_flat(layer))
+    return _compared(build_config(dict(layer))), frozenset(flatten(layer))
 
 
 def _compared(config: Config, gpu: bool | None = None) -> dict[str, Any]:
@@ -217,19 +235,12 @@ def _compared(config: Config, gpu: bool | None = None) -> dict[str, Any]:
 
     Where nothing is known of that it may have been either.
     """
-    flat = {name: value for name, value in _flat(to_dict(config)).items() if name not in _FREE}
+    flat = {name: value for name, value in flatten(to_dict(config)).items() if name not in _FREE}
     flat |= {name: Path(flat[name]).name for name in _FILES if name in flat}
     if flat["device.precision"] in {True: ("bf16",), False: ("fp32",), None: ("bf16", "fp32")}[gpu]:
         flat["device.precision"] = "auto"
     # Left open, a built-in data set holds no image out.
     return {"split.validation": 0} | {name: value for name, value in flat.items() if not name.startswith("averaging.")}
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
 
 
 def network_name(result: Result, row: Row, network: str) -> str | None:

@@ -1,7 +1,9 @@
 """`--minutes`: what the parts of a run cost on this machine, measured, and the schedule that ends in time.
 
 The measurement trains a few steps and undoes them. What comes out is written to config.toml as epochs and steps, so
-that a resume repeats it and never measures again.
+that a resume repeats it and never measures again. A machine is not as fast for minutes as it was for a moment, so a run
+alone is corrected on the way: its schedule stays, and the epochs to come get fewer or more steps. These are written
+to config.toml as well.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from fastswa.config import AverageConfig, Config, resolved
+from fastswa.data.batches import BatchPlan
 from fastswa.errors import RequestError
 from fastswa.evaluate import Evaluator
 from fastswa.report import LOOKED_AT
@@ -31,12 +34,19 @@ USED = 0.97
 FEWEST_EPOCHS = 60
 MOST_EVALUATIONS, EVALUATING = 12, 0.08
 MOST_CHECKPOINTS, CHECKPOINTING = 10, 0.02
+# What is written at the end, in checkpoints: one itself, and the models, each alone and the one to use once more.
+CLOSING = 3
 COMPILED_FROM = 5.0  # minutes
 # One batch of a refresh is a forward pass; a step is that twice, and a backward pass.
 REFRESH = 0.4
 STEPS_A_REFRESHED_BATCH, FEWEST_REFRESHED = 40, 5
 # Of the minutes given, what a run must have taken; less means that other work slowed the measurement down.
 ENOUGH = 0.7
+# A run that is corrected on the way may end nearer to its time: only what follows the last correction is a guess.
+AIMED_AT = 0.985
+# Of the steps planned for an epoch, what it keeps however slow the machine has become, and what it may get where other
+# work slowed the measurement down.
+FEWEST_KEPT, MOST_GIVEN = 0.25, 8
 REPORT = 2.0  # a report's own seconds, beside those of the images that it looks at
 
 DECIDED = ("schedule.epochs", "schedule.steps", "schedule.length", "schedule.period", "schedule.cycle", "batch.steps")
@@ -56,13 +66,16 @@ class Costs:
 class Budget:
     """The minutes that a run may take, counted from `began`; several runs of one command get one schedule.
 
-    `given` names the settings that a person gave beside it; `report` where one is made after training.
+    `given` names the settings that a person gave beside it; `report` where one is made after training. `alone` where
+    there is one run only: `pacer`, once it has a schedule, keeps it to its time.
     """
 
     minutes: float
     given: Collection[str] = ()
     report: bool = False
     began: float = field(default_factory=time.monotonic)
+    alone: bool = True
+    pacer: Timekeeper | None = field(default=None, init=False, repr=False)
     _changes: Callable[[Config], Config] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -88,16 +101,16 @@ class Budget:
             material = ready.material
             images = sum(len(evaluator.labels) for evaluator in material.evaluators.values())
             images += 0 if material.agreement is None else len(material.agreement.pixels)
+            networks, report = len(ready.state.networks()), 0.0
             if self.report:
                 unlabelled = len(material.split.unlabelled) if config.data.target is None else material.plan.extras
-                looked_at = images + min(unlabelled, LOOKED_AT)
-                costs = replace(costs, start=costs.start + REPORT + looked_at * costs.image)
+                report = REPORT + (images + min(unlabelled, LOOKED_AT)) * costs.image
             left = seconds - (time.monotonic() - self.began)
             shape = fitted(
                 config,
-                costs,
+                replace(costs, start=costs.start + report),
                 steps=ready.steps_per_epoch,
-                networks=len(ready.state.networks()),
+                networks=networks,
                 images=images,
                 seconds=left,
                 given=self.given,
@@ -115,6 +128,8 @@ class Budget:
                 f"to end within {self.minutes:g} min{late}"
             )
             self._changes = shape.applied
+            if self.alone:
+                self.pacer = Timekeeper(self.began + AIMED_AT * seconds - report, costs, networks, images)
         return self._changes(config)
 
     def remark(self, seconds: float) -> str | None:
@@ -166,7 +181,7 @@ class Shape:
                 update={k: scaled(getattr(method, k)) for k in ("ramp", "teacher_start", "teacher_every")}
             ),
             "averaging": averages,
-            "batch": config.batch.model_copy(update={"steps": self.steps}),
+            "batch": config.batch.model_copy(update={"steps": self.steps, "pace": None}),
             "evaluation": config.evaluation.model_copy(update={"every": self.evaluate_every, "refresh": self.refresh}),
             "checkpoint": config.checkpoint.model_copy(update={"every": self.checkpoint_every}),
         }
@@ -179,11 +194,16 @@ def _given(average: AverageConfig) -> set[str]:
 
 def duration(config: Config, costs: Costs, *, steps: int, networks: int, images: int) -> float:
     """The seconds of a whole run with epochs of `steps` steps; `networks` besides the averages see `images`."""
-    epochs, every = config.schedule.epochs, config.evaluation.every
-    evaluations = [*range(every, epochs, every), epochs]
+    edges = _edges(config, costs, networks, images, 0, config.schedule.epochs)
+    return costs.start + config.schedule.epochs * steps * costs.step + edges + CLOSING * costs.checkpoint
+
+
+def _edges(config: Config, costs: Costs, networks: int, images: int, done: int, until: int) -> float:
+    """The seconds of the evaluations and checkpoints after epoch `done` and up to `until`."""
+    epochs, every, saving = config.schedule.epochs, config.evaluation.every, config.checkpoint.every
+    evaluations = [epoch for epoch in [*range(every, epochs, every), epochs] if done < epoch <= until]
     looking = sum(_evaluation(config, costs, networks, images, epoch / max(epochs, 1)) for epoch in evaluations)
-    saves = epochs // config.checkpoint.every + 3
-    return costs.start + epochs * steps * costs.step + looking + saves * costs.checkpoint
+    return looking + (until // saving - done // saving) * costs.checkpoint
 
 
 def _evaluation(config: Config, costs: Costs, networks: int, images: int, part: float) -> float:
@@ -215,8 +235,7 @@ def fitted(
     def evaluation(part: float) -> float:
         return _evaluation(config, costs, networks, images, part)
 
-    # Two more than the checkpoint itself: the models, each alone and the one to use once more.
-    last = evaluation(1.0) + 3 * costs.checkpoint
+    last = evaluation(1.0) + CLOSING * costs.checkpoint
     usable = USED * seconds - costs.start - last
     pinned = "evaluation.every" in given
     earlier = 0 if pinned else min(int(EVALUATING * seconds / max(last, 1e-9)), MOST_EVALUATIONS - 1)
@@ -235,6 +254,57 @@ def fitted(
     )
     taken = costs.start + epochs * (of_epoch + beside) + last
     return Shape(epochs, steps, every, min(saves, epochs), refresh, taken)
+
+
+def retimed_plan(plan: BatchPlan, config: Config) -> BatchPlan:
+    """The plan with the number of steps that was found, and room for as many more as corrections may add."""
+    steps = config.batch.steps or plan.steps
+    return replace(plan, steps=steps, changes=(), longest=MOST_GIVEN * steps)
+
+
+class Timekeeper:
+    """The pacer of a run whose last step, evaluation and model are to be done at the moment `end` (time.monotonic).
+
+    It corrects at a few epochs, the nearer to the end the more often. The steps that remain are expected to go as did
+    those since the last time, which are about as many; or as all before did, if that was slower: what slowed the
+    machine down may come again.
+    """
+
+    def __init__(self, end: float, costs: Costs, networks: int, images: int) -> None:
+        self.end, self.costs, self.networks, self.images = end, costs, networks, images
+        # Seconds spent on steps, and their number, when it was asked before.
+        self._marks: list[tuple[float, int]] = []
+
+    def __call__(self, trainer: Trainer, epoch: int) -> int | None:
+        epochs = trainer.config.schedule.epochs
+        # What a first epoch waits for does not come again.
+        if epoch != 1 and epoch not in corrected_at(epochs):
+            return None
+        now, step = _now(trainer.compute), trainer.state.step
+        spent, before = now - trainer.edge_seconds, self._marks
+        self._marks = [*before[:1], (spent, step)]
+        if not before or epochs - epoch < 2:
+            return None
+        each = max((spent - then) / (step - done) for then, done in before)
+        pace = trainer.pace
+        left = self.end - now - self._to_come(trainer, epoch) - pace.of(epoch) * each
+        fewest = max(round(FEWEST_KEPT * pace.steps), 1)
+        fitting = int(left / max(each, 1e-9) / (epochs - epoch - 1))
+        steps = min(max(fitting, fewest), pace.most)
+        return None if steps == pace.of(epoch) else steps
+
+    def _to_come(self, trainer: Trainer, epoch: int) -> float:
+        """The seconds of what is evaluated and written after an epoch; the more of it is done, the better known."""
+        words = trainer.config, self.costs, self.networks, self.images
+        expected, rest = _edges(*words, 0, epoch), _edges(*words, epoch, trainer.config.schedule.epochs)
+        closing = CLOSING * self.costs.checkpoint
+        return rest * (trainer.edge_seconds + rest) / max(expected + rest, 1e-9) + closing
+
+
+def corrected_at(epochs: int) -> set[int]:
+    """After which of its epochs a run is corrected: an eighth, a quarter and a half of them, then at each half left."""
+    left = [epochs >> halves for halves in range(1, epochs.bit_length())]
+    return {epochs // 8, epochs // 4, *(epochs - some for some in left)} - {0, 1}
 
 
 def measure(trainer: Trainer, seconds: float) -> Costs:

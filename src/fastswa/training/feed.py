@@ -42,35 +42,38 @@ class Feed:
         self, config: Config, plan: BatchPlan, method: Method, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.config, self.plan, self.method = config, plan, method
-        self.indices = torch.zeros(plan.steps, plan.size, dtype=torch.int64, device=device)
-        self.words = torch.zeros(plan.steps, 2, dtype=torch.int32, device=device)
-        self.rates = torch.zeros(plan.steps, 3, dtype=dtype, device=device)
+        most = plan.pace.most
+        self.indices = torch.zeros(most, plan.size, dtype=torch.int64, device=device)
+        self.words = torch.zeros(most, 2, dtype=torch.int32, device=device)
+        self.rates = torch.zeros(most, 3, dtype=dtype, device=device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self._ahead = Ahead(self._rows)
 
     def load(self, epoch: int, position: int = 0) -> None:
         """Bring an epoch's rows to the device and set the cursor on the step at `position`."""
         for buffer, rows in zip((self.indices, self.words, self.rates), self._ahead(epoch), strict=True):
-            buffer.copy_(torch.from_numpy(rows))
+            buffer[: len(rows)].copy_(torch.from_numpy(rows))
         self.cursor.fill_(position)
 
     def _rows(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        seed, steps = self.config.seed, self.plan.steps
-        first = epoch * steps
-        return self.plan.rows(seed, epoch), step_words(seed, "step", first, steps), self._rates(first, steps)
+        seed, plan = self.config.seed, self.plan
+        first, count = plan.pace.before(epoch), plan.pace.of(epoch)
+        return plan.rows(seed, epoch), step_words(seed, "step", first, count), self._rates(epoch, count)
 
-    def _rates(self, first: int, count: int) -> np.ndarray:
-        steps = self.plan.steps
+    def _rates(self, epoch: int, count: int) -> np.ndarray:
+        places = [(epoch * count + position) / count for position in range(count)]
         return np.array(
             [
-                (
-                    learning_rate(self.config, step / steps),
-                    self.method.weight(step / steps),
-                    self.method.teacher_rate(step + 1, steps),
-                )
-                for step in range(first, first + count)
+                (learning_rate(self.config, place), self.method.weight(place), self._teacher_rate(epoch, number, count))
+                for number, place in enumerate(places)
             ]
         ).reshape(count, 3)
+
+    def _teacher_rate(self, epoch: int, position: int, count: int) -> float:
+        """The method's, which counts epochs of equal length: a step of a shorter one stands for those it replaces."""
+        steps = self.plan.steps
+        before, after = (epoch * steps + -(-done * steps // count) for done in (position, position + 1))
+        return max(self.method.teacher_rate(step, steps) for step in range(min(before + 1, after), after + 1))
 
     def take(self) -> StepValues:
         """The row under the cursor, which moves on; no value is read by the host."""

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from fastswa.config import Config, to_dict
+from fastswa.data.pace import Pace
 from fastswa.errors import RequestError
 from fastswa.training.checkpoint import Checkpoint, checkpoint_epochs, load_checkpoint
 from fastswa.training.folder import RunFolder
 from fastswa.training.state import State
 
 
-def fork(config: Config, state: State, steps_per_epoch: int, say: Callable[[str], None]) -> dict[str, Any]:
+def fork(config: Config, state: State, pace: Pace, say: Callable[[str], None]) -> dict[str, Any]:
     """Put another run's state into a new one; what it had and this one lacks is left out.
 
     Averages go on where their settings are unchanged; others begin with the fork.
@@ -26,8 +27,8 @@ def fork(config: Config, state: State, steps_per_epoch: int, say: Callable[[str]
     for name in theirs.keys() - state.tensors().keys():
         if name.startswith("student."):
             raise RequestError(f"{source} cannot be forked: its network has {name} besides.")
-    epoch = facts["step"] / facts["steps_per_epoch"]
-    if steps_per_epoch != facts["steps_per_epoch"] and not epoch.is_integer():
+    epoch = float(facts["epoch"])
+    if pace.steps != facts["steps_per_epoch"] and not epoch.is_integer():
         raise RequestError(f"{source} stopped within an epoch, and the fork's epochs have another length.")
     parent_averages = to_dict(folder.config()).get("averaging", {})
     own_averages = to_dict(config).get("averaging", {})
@@ -42,7 +43,7 @@ def fork(config: Config, state: State, steps_per_epoch: int, say: Callable[[str]
                 tensor.copy_(found)
             elif room in ("student", "teacher"):
                 raise RequestError(f"{source} cannot be forked: its network differs in {rest}.")
-    state.step = round(epoch * steps_per_epoch)
+    state.step = pace.step(epoch)
     for name, average in state.averages.items():
         if name in continued:
             average.count = facts["averages"][name]["count"]

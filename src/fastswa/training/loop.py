@@ -14,6 +14,7 @@ from torch import nn
 
 from fastswa.averaging import AveragedWeights
 from fastswa.config import Config
+from fastswa.data.pace import Pace
 from fastswa.errors import RunError
 from fastswa.training.ahead import Behind
 from fastswa.training.checkpoint import Snapshot, save_checkpoint
@@ -45,6 +46,12 @@ class Observer(Protocol):
     def settle(self) -> None: ...
 
 
+class Pacer(Protocol):
+    """Who keeps a run to its time: how many steps the epochs after the next one should have; None: as many as now."""
+
+    def __call__(self, trainer: Trainer, epoch: int) -> int | None: ...
+
+
 class Trainer:
     """Trains a run from its present state to its last epoch."""
 
@@ -62,6 +69,8 @@ class Trainer:
         self.feed = Feed(config, material.plan, state.method, compute.device, compute.dtype)
         self.step = Step(state, self.feed, material.augment, material.pixels, material.labels, compute)
         self.observers: list[Observer] = []
+        # Asked after each epoch how many steps those after the next one should have.
+        self.pacer: Pacer | None = None
         # Of the command's time what `seconds` leaves out; None where an earlier part of the run did not keep it.
         self.overhead: float | None = 0.0
         self.together: Callable[[], int] = lambda: 1
@@ -79,13 +88,17 @@ class Trainer:
         return self.material.plan.steps
 
     @property
+    def pace(self) -> Pace:
+        return self.material.plan.pace
+
+    @property
     def total_steps(self) -> int:
-        return self.config.schedule.epochs * self.steps_per_epoch
+        return self.pace.before(self.config.schedule.epochs)
 
     @property
     def epoch(self) -> float:
         """How far the state is."""
-        return self.state.step / self.steps_per_epoch
+        return self.pace.epoch(self.state.step)
 
     def wall_seconds(self) -> float | None:
         """The run's time so far, all of its parts and what each took to get ready; None if some of it is not known."""
@@ -93,7 +106,7 @@ class Trainer:
 
     def check(self) -> None:
         """Probe that the method does what it declares; trips before anything is written."""
-        self._load(self.state.step // self.steps_per_epoch)
+        self._load(self.pace.place(self.state.step)[0])
         self.step.rehearse()
         probe(self.step)
 
@@ -115,18 +128,18 @@ class Trainer:
             self.settle()
 
     def _steps(self, watcher: Watcher) -> Iterator[None]:
-        state, steps = self.state, self.steps_per_epoch
-        total = self.total_steps
+        state = self.state
         self._clock = time.monotonic() - self.seconds
         launch = launcher(self.step, self.compute)
-        watcher.begin(state.step, total, steps)
-        while state.step < total:
-            epoch, position = divmod(state.step, steps)
+        watcher.begin(self._shown(), self.config.schedule.epochs * self.steps_per_epoch, self.steps_per_epoch)
+        while state.step < self.total_steps:
+            epoch, position = self.pace.place(state.step)
             self._load(epoch, position)
-            stopped = yield from self._run_epoch(launch, steps - position, watcher)
-            if state.step % steps == 0:
-                self._epoch_edge(state.step // steps, watcher)
-            if stopped and state.step < total:
+            stopped = yield from self._run_epoch(launch, self.pace.of(epoch) - position, watcher)
+            if state.step == self.pace.before(epoch + 1):
+                self._epoch_edge(epoch + 1, watcher)
+                self._keep_pace(epoch + 1)
+            if stopped and state.step < self.total_steps:
                 self.save()
                 return
         self.settle()
@@ -142,15 +155,17 @@ class Trainer:
         outside = [average for average in state.averages.values() if not average.inside]
         for _ in range(count):
             for average in inside:
-                average.expect((state.step + 1) / self.steps_per_epoch)
+                average.expect(self.pace.epoch(state.step + 1))
             launch()
             state.step += 1
             state.summed += 1
-            for average in outside:
-                average.update(self.epoch)
+            if outside:
+                epoch = self.epoch
+                for average in outside:
+                    average.update(epoch)
             if state.step % FINITE_CHECK_EVERY == 0:
                 self._check_finite(thoroughly=False)
-                watcher.stepped(state.step)
+                watcher.stepped(self._shown())
             if watcher.should_stop():
                 return True
             yield
@@ -159,7 +174,7 @@ class Trainer:
     def _epoch_edge(self, epoch: int, watcher: Watcher) -> None:
         config, last = self.config, epoch == self.config.schedule.epochs
         self.state.method.end_epoch()
-        watcher.stepped(self.state.step)
+        watcher.stepped(self._shown())
         for observer in self.observers:
             observer.epoch_done(self, epoch)
         evaluating = last or epoch % config.evaluation.every == 0
@@ -176,6 +191,25 @@ class Trainer:
                 self.state.summed = 0
             if saving:
                 self.save()
+
+    def _shown(self) -> int:
+        """How far the state is in steps of epochs that are all as long as the first one, which nothing changes."""
+        return round(self.epoch * self.steps_per_epoch)
+
+    def _keep_pace(self, epoch: int) -> None:
+        """Change the number of steps of the epochs after the next one, whose rows are made already, if need be.
+
+        The settings are written before any such epoch, so that a resume goes through the same steps.
+        """
+        steps = None if self.pacer is None else self.pacer(self, epoch)
+        if steps is None:
+            return
+        changes = (*self.material.plan.changes, (epoch + 1, steps))
+        batch = self.config.batch.model_copy(update={"pace": changes})
+        self.config = self.config.model_copy(update={"batch": batch})
+        self.folder.write_config(self.config)
+        self.feed.plan = replace(self.material.plan, changes=changes)
+        self.material = replace(self.material, plan=self.feed.plan)
 
     @contextmanager
     def _timed_edge(self) -> Iterator[None]:
@@ -213,7 +247,7 @@ class Trainer:
             "edge_seconds": self._edges(),
             "fingerprint": self.fingerprint,
         }
-        keep = {epoch * self.steps_per_epoch for epoch in self.config.checkpoint.keep}
+        keep = {self.pace.before(epoch) for epoch in self.config.checkpoint.keep}
         snapshot = Snapshot(self.state.tensors())
         self._writing(partial(save_checkpoint, self.folder.checkpoints, self.state.step, snapshot, facts, keep))
 
@@ -230,7 +264,7 @@ class Trainer:
         line: dict[str, Any] = {
             "epoch": int(epoch) if epoch.is_integer() else epoch,
             "step": state.step,
-            "learning_rate": learning_rate(self.config, max(state.step - 1, 0) / self.steps_per_epoch),
+            "learning_rate": learning_rate(self.config, self.pace.epoch(max(state.step - 1, 0))),
             "loss": dict(zip(state.term_names, means, strict=False)),
         }
         figures = {name: self._measure(network) for name, network in state.networks().items()}

@@ -10,15 +10,15 @@ from typing import Any
 
 from torch import nn
 
-from fastswa.config import Config
+from fastswa.config import Config, to_dict
 from fastswa.data.images import Dataset
 from fastswa.errors import RunError
 from fastswa.modelfile import ModelFacts, TrainedModel, model_bytes, model_of_bytes
-from fastswa.training.budget import Budget
+from fastswa.training.budget import Budget, retimed_plan
 from fastswa.training.device import Compute, choose_compute, settings_of
 from fastswa.training.folder import RunFolder
+from fastswa.training.identity import fingerprint
 from fastswa.training.loop import Trainer, Watcher
-from fastswa.training.run import fingerprint
 from fastswa.training.setup import Material, prepare
 from fastswa.training.state import build_state
 
@@ -33,6 +33,8 @@ class _Memory(RunFolder):
 
     def metrics(self) -> list[dict[str, Any]]:
         return self.lines
+
+    def write_config(self, config: Config) -> None: ...
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         self.lines.append(dict(line))
@@ -68,8 +70,9 @@ def train_in_memory(
         trainer = _trainer(config, material, compute, memory)
         if budget is not None:
             config = budget.schedule(config, trainer, lambda line: None)
-            plan = replace(material.plan, steps=config.batch.steps or material.plan.steps)
-            trainer = _trainer(config, replace(material, plan=plan), compute, memory)
+            retimed = replace(material, plan=retimed_plan(material.plan, config))
+            trainer = _trainer(config, retimed, compute, memory)
+            trainer.pacer = budget.pacer
         trainer.check()
         trainer.train(watcher)
     if memory.model is None:
@@ -79,4 +82,4 @@ def train_in_memory(
 
 def _trainer(config: Config, material: Material, compute: Compute, memory: _Memory) -> Trainer:
     state = build_state(config, compute, material.facts, images=len(material.pixels))
-    return _Unsaved(config, material, state, compute, memory, fingerprint(config))
+    return _Unsaved(config, material, state, compute, memory, fingerprint(to_dict(config)))

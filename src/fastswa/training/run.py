@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,18 +15,18 @@ from fastswa import kernels
 from fastswa.config import RESUMABLE, Config, to_dict
 from fastswa.data.domains import domain_facts, domain_lines, domain_warnings
 from fastswa.data.images import Dataset
-from fastswa.data.sources import SOURCES
 from fastswa.defaults import described
 from fastswa.errors import RequestError
 from fastswa.flips import FlipAveraged
-from fastswa.layers import build_config, file_layer
+from fastswa.layers import build_config, file_layer, flatten
 from fastswa.modelfile import load_model
-from fastswa.training.budget import Budget
+from fastswa.training.budget import Budget, retimed_plan
 from fastswa.training.checkpoint import Checkpoint, load_checkpoint
 from fastswa.training.device import Compute, choose_compute, looking_on, settings_of
 from fastswa.training.folder import RunFolder
 from fastswa.training.fork import fork
 from fastswa.training.fork import parent_layer as parent_layer
+from fastswa.training.identity import MOVABLE, identities, identity, is_own
 from fastswa.training.iterates import IterateKeeper, announce, drop_iterates
 from fastswa.training.lanes import Lanes
 from fastswa.training.loop import Trainer, Watcher
@@ -39,7 +37,6 @@ from fastswa.training.tensorboard import TensorBoardWatcher
 Say = Callable[[str], None]
 Made = TypeVar("Made")
 Begun = tuple[Trainer, Watcher]
-_MOVABLE = ("source", "target")
 
 
 @dataclass(frozen=True)
@@ -49,31 +46,6 @@ class RunResult:
     path: Path
     metrics: list[dict[str, Any]]
     finished: bool
-
-
-def fingerprint(config: Config) -> str:
-    """A hash of all settings but those that a resume may change."""
-    flat = {name: value for name, value in flatten(to_dict(config)).items() if name not in RESUMABLE}
-    return hashlib.blake2b(json.dumps(flat, sort_keys=True).encode(), digest_size=8).hexdigest()
-
-
-def identity(config: Config) -> str:
-    """The fingerprint with data of one's own unnamed: they are known by their content, wherever they lie."""
-    own = {name: "" for name in _MOVABLE if _is_own(getattr(config.data, name))}
-    return fingerprint(config.model_copy(update={"data": config.data.model_copy(update=own)}))
-
-
-def _is_own(source: str | None) -> bool:
-    """Whether it names data of one's own, wherever they lie or no longer lie."""
-    return source is not None and source not in SOURCES
-
-
-def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as one, with dotted names."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
 
 
 @dataclass(frozen=True)
@@ -109,13 +81,14 @@ class NewRun:
                 tell(line)
             for line in domain_warnings(dataset, domains):
                 say(line)
-        if _is_own(config.data.source):
+        if is_own(config.data.source):
             for line in described(config, dataset, gpu=compute.device.type == "cuda", timed=self.budget is not None):
                 tell(line)
         if self.budget is not None:
             config = self.budget.schedule(config, trainer, tell)
             trainer = _retimed(trainer, config)
-        parent = fork(config, trainer.state, trainer.steps_per_epoch, say) if config.start.run else None
+            trainer.pacer = self.budget.pacer
+        parent = fork(config, trainer.state, trainer.pace, say) if config.start.run else None
         if parent is not None and trainer.epoch >= config.schedule.epochs:
             raise RequestError(
                 f"{parent['run']} is at epoch {trainer.epoch:g} already, and schedule.epochs is "
@@ -127,7 +100,8 @@ class NewRun:
         trainer.folder.create(config)
         if domains is not None:
             trainer.folder.write_domains(domain_facts(dataset, domains))
-        trainer.folder.write_environment({**_facts(trainer), "together": together, "parent": parent, **self.facts})
+        facts = {**_facts(trainer), "images": _counted(dataset), "together": together, "parent": parent}
+        trainer.folder.write_environment({**facts, **self.facts})
         if parent is not None:
             trainer.save()
         return trainer, watcher
@@ -148,9 +122,7 @@ class OldRun:
         before = RunFolder.open(self.path).config().data
         changes = flatten(self.changes)
         moved = {
-            f"data.{name}"
-            for name in _MOVABLE
-            if _is_own(getattr(before, name)) and _is_own(changes.get(f"data.{name}"))
+            f"data.{name}" for name in MOVABLE if is_own(getattr(before, name)) and is_own(changes.get(f"data.{name}"))
         }
         for name in changes:
             if name not in {*RESUMABLE, *moved}:
@@ -165,14 +137,14 @@ class OldRun:
         folder = RunFolder.open(self.path)
         checkpoint = load_checkpoint(folder.checkpoints, say)
         known, _, content = ("", "", "") if checkpoint is None else checkpoint.facts["fingerprint"].partition(".")
-        # Named data are in checkpoints of before they could be moved.
-        if checkpoint is not None and known not in (identity(config), fingerprint(config)):
+        if checkpoint is not None and known not in identities(config, file_layer(self.path / "config.toml")):
             raise RequestError(
                 f"the checkpoint in {self.path} belongs to another configuration than its config.toml; "
                 "put the settings back, or fork the run with `fastswa train --from`."
             )
         dataset = load_data(config)
-        if content and content != dataset.digest():
+        counted = folder.known_environment().get("images", _counted(dataset))
+        if (content and content != dataset.digest()) or counted != _counted(dataset):
             raise RequestError(
                 f"the images or labels of {' or '.join(_sources(config))} are not those that {self.path} was trained "
                 "on; put them back, or train anew."
@@ -182,8 +154,9 @@ class OldRun:
         if checkpoint is None:
             beginning = f"its parent {config.start.run}" if config.start.run else "step 0"
             say(f"{self.path} has no whole checkpoint; starting from {beginning}.")
-            parent = fork(config, state, trainer.steps_per_epoch, say) if config.start.run else None
-            folder.keep_environment({**_facts(trainer), "together": together, "parent": parent})
+            parent = fork(config, state, trainer.pace, say) if config.start.run else None
+            facts = {**_facts(trainer), "images": _counted(dataset), "together": together, "parent": parent}
+            folder.keep_environment(facts)
         else:
             _restore(state, checkpoint, self.path)
             trainer.seconds = checkpoint.facts["seconds"]
@@ -193,7 +166,7 @@ class OldRun:
         folder.drop_metrics_after(done)
         drop_iterates(self.path, after=done)
         if state.step >= trainer.total_steps and folder.models_epoch() == trainer.epoch:
-            say(f"{self.path} already reached epoch {state.step // trainer.steps_per_epoch}; nothing to do.")
+            say(f"{self.path} already reached epoch {int(trainer.epoch)}; nothing to do.")
             trainer.finished = True
             return trainer, self.watcher
         trainer.check()
@@ -330,6 +303,11 @@ def _facts(trainer: Trainer) -> dict[str, str]:
     return {**trainer.compute.facts(), "engine": trainer.step.engine}
 
 
+def _counted(dataset: Dataset) -> dict[str, int]:
+    """How many images a run trains on and is tested on, which tells a part of a published set from all of it."""
+    return {"train": len(dataset.train), "test": 0 if dataset.test is None else len(dataset.test)}
+
+
 def _watched(config: Config, watcher: Watcher, path: Path) -> Watcher:
     return TensorBoardWatcher(watcher, path) if config.log.tensorboard else watcher
 
@@ -344,7 +322,7 @@ def _trainer(
     """Everything a run trains with; `fresh` is False where a checkpoint is about to replace the state."""
     material = prepare(config, dataset, compute, load_extra_data(config, dataset), say)
     # One's own data are known by their content as well: a resume must not go on with others.
-    content = f".{dataset.digest()}" if any(map(_is_own, _sources(config))) else ""
+    content = f".{dataset.digest()}" if any(map(is_own, _sources(config))) else ""
     return _assembled(config, material, compute, folder, content, fresh=fresh)
 
 
@@ -364,7 +342,7 @@ def _assembled(
             f"method {config.method.name} remembers every image, so that all have to be held on the device; "
             f"set {'data.extra_images' if config.data.target is None else 'split.unlabelled'} to less."
         )
-    trainer = Trainer(config, material, state, compute, folder, identity(config) + content)
+    trainer = Trainer(config, material, state, compute, folder, identity(to_dict(config)) + content)
     if config.analysis.gradients:
         from fastswa.analysis.record import GradientRecorder
 
@@ -376,8 +354,7 @@ def _assembled(
 
 def _retimed(trainer: Trainer, config: Config) -> Trainer:
     """The trainer of a run that has not begun, on the same images, for a configuration of another length."""
-    plan = replace(trainer.material.plan, steps=config.batch.steps or trainer.steps_per_epoch)
-    material = replace(trainer.material, plan=plan)
+    material = replace(trainer.material, plan=retimed_plan(trainer.material.plan, config))
     content = "".join(trainer.fingerprint.partition(".")[1:])
     return _assembled(config, material, trainer.compute, trainer.folder, content)
 

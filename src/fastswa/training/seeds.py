@@ -10,13 +10,13 @@ from typing import Any
 
 from fastswa.config import RESUMABLE, Config, to_dict
 from fastswa.errors import FastswaError, RequestError, RunError
-from fastswa.layers import build_config, file_layer
+from fastswa.layers import build_config, file_layer, flatten
 from fastswa.training.budget import Budget
 from fastswa.training.device import choose_compute
 from fastswa.training.folder import RunFolder
 from fastswa.training.groups import TOGETHER, train_groups
 from fastswa.training.loop import Watcher
-from fastswa.training.run import NewRun, OldRun, RunResult, Say, flatten
+from fastswa.training.run import NewRun, OldRun, RunResult, Say
 from fastswa.whole import reason, replacing
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +167,7 @@ def prepare(
         two_domains=dataset.domains is not None,
         reuse_labelled=config.batch.reuse_labelled,
     )
+    plan = replace(plan, changes=config.batch.pace or ())
     _, height, width = dataset.train.shape
     if config.augment.translate >= min(height, width):
         raise RequestError(

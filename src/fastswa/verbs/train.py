@@ -12,9 +12,8 @@ from fastswa.errors import RequestError
 
 
 def run(arguments: Arguments) -> int:
-    began = time.monotonic()
     from fastswa.data.sources import SOURCES
-    from fastswa.layers import build_config, file_layer, flag_layer, refuse_idle, target_layer, to_toml
+    from fastswa.layers import build_config, file_layer, flag_layer, flatten, refuse_idle, target_layer, to_toml
 
     layers: list[dict[str, Any]] = []
     name = None
@@ -46,13 +45,19 @@ def run(arguments: Arguments) -> int:
     from fastswa.console import ConsoleWatcher, say
     from fastswa.report.after import report_after_training
     from fastswa.training.budget import Budget
-    from fastswa.training.run import flatten, train_new
+    from fastswa.training.run import train_new
     from fastswa.training.seeds import train_seeds
 
     budget = None
     if "--minutes" in arguments:
         given = flatten(flags).keys()
-        budget = Budget(arguments.number("--minutes", 0.0), given, "--no-report" not in arguments, began)
+        budget = Budget(
+            arguments.number("--minutes", 0.0),
+            given,
+            report="--no-report" not in arguments,
+            began=arguments.began,
+            alone="--seeds" not in arguments,
+        )
     asked = asked_after(arguments)
     # How long one's own images are trained on, or for some minutes, is known only once it begins.
     if config.data.source in SOURCES and budget is None:
@@ -74,7 +79,7 @@ def run(arguments: Arguments) -> int:
             lane = watcher.lane(str(out))
             results = [train_new(config, out, lane, say, budget=budget, tell=say, began=arguments.began)]
     if budget is not None and all(result.finished for result in results):
-        remark = budget.remark(time.monotonic() - began)
+        remark = budget.remark(time.monotonic() - budget.began)
         if remark is not None:
             say(f"{out}: {remark}")
     report = None if "--no-report" in arguments else report_after_training(out, results, say)
