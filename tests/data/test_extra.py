@@ -224,6 +224,8 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
     assert "none.npy holds no images" in refusal(tmp_path / "none.npy")
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object))
     assert "objects.npy cannot be read as an .npy file" in refusal(tmp_path / "objects.npy")
+    (tmp_path / "junk.npy").write_text("junk")
+    assert refusal(tmp_path / "junk.npy").endswith("cannot be read as an .npy file (it is no array of numbers).")
     np.savez(tmp_path / "other.npz", pictures=images(2))
     assert "other.npz holds neither x_unlabelled nor x_train" in refusal(tmp_path / "other.npz")
     (tmp_path / "torn.npz").write_bytes(b"PK\x03\x04torn")

@@ -116,6 +116,15 @@ def test_a_run_on_a_part_of_the_published_images_is_in_no_table(tmp_path: Path) 
     assert [result.seed for result in of_layer(load_results(tmp_path), all_rows()[MT].layer())] == [1, 2]
 
 
+def test_a_run_with_fewer_extra_images_than_the_rows_is_in_no_table(tmp_path: Path) -> None:
+    tiny = "cifar100-cnn-pi-50k-tiny-500k"
+    for seed, extra in ((1, 500_000), (2, 400)):
+        path = write_result(tmp_path, tiny, seed, {180: {"student": 24.0}})
+        record = json.loads(path.read_text("utf-8"))
+        path.write_text(json.dumps(record | {"environment": {"extra_images": extra}}), "utf-8")
+    assert [result.seed for result in by_row(load_results(tmp_path))[tiny]] == [1]
+
+
 def test_an_average_is_known_by_what_it_averages(tmp_path: Path) -> None:
     """Names do not count, and an average with another k is another average."""
     averages = {

@@ -163,7 +163,9 @@ def _array(path: Path) -> np.ndarray:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, EOFError, ValueError) as error:
-        raise RequestError(f"data.extra: {path} cannot be read as an .npy file ({error}).") from error
+        # What is no array at all numpy takes for a pickle, and advises to run it.
+        reason = "it is no array of numbers" if "pickle" in str(error) else error
+        raise RequestError(f"data.extra: {path} cannot be read as an .npy file ({reason}).") from error
     return _in_order(array, str(path))
 
 
@@ -175,7 +177,8 @@ def _arrays(path: Path) -> np.ndarray:
         with np.load(path, allow_pickle=False) as file:
             found = [_in_order(file[key], f"{path}: {key}") for key in ("x_train", "x_unlabelled") if key in file.files]
     except (OSError, EOFError, ValueError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
-        raise RequestError(f"data.extra: {path} is damaged or cannot be read ({error}).") from error
+        reason = "it holds Python objects" if "pickle" in str(error) else error
+        raise RequestError(f"data.extra: {path} is damaged or cannot be read ({reason}).") from error
     if not found:
         raise RequestError(f"data.extra: {path} holds neither x_unlabelled nor x_train.")
     if found[0].shape[1:] != found[-1].shape[1:]:

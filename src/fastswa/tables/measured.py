@@ -99,13 +99,18 @@ def load_results(folder: Path | None) -> list[Result]:
         place = record.get("environment") or {}
         gpu = place.get("gpu") if on_gpu(place) else None
         ran = (place.get("together", 1), gpu, record.get("wall_seconds"))
-        found.append(Result(path.name, config, record["metrics"], *ran, _partial(config, place.get("images"))))
+        found.append(Result(path.name, config, record["metrics"], *ran, _partial(config, place)))
     return found
 
 
-def _partial(config: Config, images: Mapping[str, int] | None) -> bool:
-    """Whether so many training and test images are not all of a published set; records once did not count them."""
-    published = PUBLISHED_IMAGES.get(config.data.source)
+def _partial(config: Config, place: Mapping[str, Any]) -> bool:
+    """Whether a run did not have all images of a published set, or fewer extra ones than it was to have.
+
+    Records once did not count them.
+    """
+    images, published = place.get("images"), PUBLISHED_IMAGES.get(config.data.source)
+    if place.get("extra_images", config.data.extra_images or 0) < (config.data.extra_images or 0):
+        return True
     if images is None or published is None:
         return False
     counted = ("train",) if config.data.target is not None else ("train", "test")
@@ -120,6 +125,7 @@ def _whole(record: Mapping[str, Any]) -> bool:
         and isinstance(place, dict)
         and _counts(place.get("together", 1))
         and isinstance(place.get("images") or {}, dict)
+        and _number(place.get("extra_images", 0))
         and isinstance(lines, list)
         and bool(lines)
         and all(isinstance(line, dict) and _whole_line(line) for line in lines)

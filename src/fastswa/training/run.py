@@ -298,9 +298,13 @@ def _steps(begun: Begun | None, number: int, failures: dict[int, Exception]) -> 
         failures[number] = error
 
 
-def _facts(trainer: Trainer) -> dict[str, str]:
-    """Where and how a run computes, for its record."""
-    return {**trainer.compute.facts(), "engine": trainer.step.engine}
+def _facts(trainer: Trainer) -> dict[str, Any]:
+    """Where and how a run computes, and how many images it has beside its own, for its record."""
+    return {
+        **trainer.compute.facts(),
+        "engine": trainer.step.engine,
+        "extra_images": trainer.material.plan.extras,
+    }
 
 
 def _counted(dataset: Dataset) -> dict[str, int]:
