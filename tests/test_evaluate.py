@@ -16,7 +16,7 @@ from conftest import Command
 from fastswa.data.augment import Augment
 from fastswa.errors import RequestError
 from fastswa.evaluate import TOP5_FROM, Evaluator, evaluating
-from fastswa.training.run import evaluate_run
+from fastswa.training.finished import evaluate_run
 from tiny_runs import metrics, tiny, train
 
 

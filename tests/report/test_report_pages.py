@@ -22,8 +22,8 @@ from fastswa.report.findings import look_at
 from fastswa.report.record import read_run
 from fastswa.report.remarks import remarks, standard_error
 from fastswa.report.write import Written, write_comparison, write_report
+from fastswa.training.finished import evaluate_run
 from fastswa.training.folder import RunFolder
-from fastswa.training.run import evaluate_run
 from tiny_runs import StoppingWatcher, go_on, tiny, train
 
 

@@ -14,7 +14,8 @@ from fastswa.config import Config
 from fastswa.errors import RequestError
 from fastswa.training import window
 from fastswa.training.budget import Budget
-from fastswa.training.run import RunResult, evaluate_run, train_new
+from fastswa.training.finished import evaluate_run
+from fastswa.training.run import RunResult, train_new
 from tiny_runs import METHODS, StoppingWatcher, assert_same_run, go_on, make_trainer, metrics, tiny
 
 EXTRAS, PER_EPOCH = 400, 150

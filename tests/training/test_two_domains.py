@@ -16,7 +16,8 @@ from fastswa.data.sources.digits import load_digits
 from fastswa.errors import RequestError
 from fastswa.layers import build_config
 from fastswa.training import window
-from fastswa.training.run import evaluate_run, train_new
+from fastswa.training.finished import evaluate_run
+from fastswa.training.run import train_new
 from fastswa.training.setup import load_data, with_data_defaults
 from tiny_runs import FLAGS, METHODS, StoppingWatcher, assert_same_run, go_on, make_trainer, metrics, tiny
 

@@ -17,12 +17,10 @@ from fastswa.data.domains import domain_facts, domain_lines, domain_warnings
 from fastswa.data.images import Dataset
 from fastswa.defaults import described
 from fastswa.errors import RequestError
-from fastswa.flips import FlipAveraged
 from fastswa.layers import build_config, file_layer, flatten
-from fastswa.modelfile import load_model
 from fastswa.training.budget import Budget, retimed_plan
 from fastswa.training.checkpoint import Checkpoint, load_checkpoint
-from fastswa.training.device import Compute, choose_compute, looking_on, settings_of
+from fastswa.training.device import Compute, choose_compute, settings_of
 from fastswa.training.folder import RunFolder
 from fastswa.training.fork import fork
 from fastswa.training.fork import parent_layer as parent_layer
@@ -368,30 +366,3 @@ def _restore(state: State, checkpoint: Checkpoint, path: Path) -> None:
         state.restore(checkpoint.tensors, checkpoint.facts)
     except (ValueError, KeyError, RuntimeError) as error:
         raise RequestError(f"the checkpoint in {path} does not fit this run: {error}.") from error
-
-
-def evaluate_run(path: Path, device: str = "auto", *, flips: bool = False) -> dict[str, dict[str, dict[str, float]]]:
-    """Figures of every network that a finished run holds: by set of images, network and figure.
-
-    With `flips` also, as NAME+flips, those of its mean over an image and its mirror image.
-    """
-    folder = RunFolder.open(path)
-    config = folder.config()
-    config = config.model_copy(update={"device": looking_on(device, config.device)})
-    files = sorted((path / "models").glob("*.safetensors"))
-    if not files:
-        raise RequestError(f"{path} holds no models yet; finish it with `fastswa resume {shlex.quote(str(path))}`.")
-    compute = choose_compute(config.device)
-    figures: dict[str, dict[str, dict[str, float]]] = {}
-    with settings_of(compute, config.device.threads):
-        material = prepare(config, load_data(config), compute)
-        if not material.evaluators:
-            raise RequestError(f"{path} has neither test nor validation images to be measured on.")
-        for file in files:
-            network = load_model(file).network.to(compute.device, compute.dtype)
-            for images, evaluator in material.evaluators.items():
-                found = figures.setdefault(images, {})
-                found[file.stem] = evaluator(network, compute.arithmetic())
-                if flips:
-                    found[f"{file.stem}+flips"] = evaluator(FlipAveraged(network), compute.arithmetic())
-    return figures

@@ -10,7 +10,7 @@ from fastswa.arguments import COMMON, Arguments, Verb
 
 def run(arguments: Arguments) -> int:
     from fastswa.console import print_figures
-    from fastswa.training.run import evaluate_run
+    from fastswa.training.finished import evaluate_run
 
     path = Path(arguments.target("run folder"))
     figures = evaluate_run(path, arguments.options.get("--device", "auto"), flips="--flips" in arguments)
