@@ -24,7 +24,7 @@ import time
 import traceback
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,20 +115,31 @@ def studied(*runs: str) -> tuple[Made, ...]:
         Made("diversity", "pairs --epochs 170,180", runs, 5 * each),
         Made("pairs", "pairs", runs, 25 * each),
         Made("rays", RAYS, runs, 30 * each),
-        Made("landscape", "landscape --points 17", runs, 38 * each),
+        Made("landscape", "landscape --points 17 --margin 1", runs, 38 * each),
         Made("jacobian", "jacobian --epochs 180 --images 16 --draws 30", runs, 60 * each),
     )
 
 
+def fewer(*counts: int) -> Part:
+    """Pi with so many unlabelled images."""
+    runs = {
+        f"pi-{count}": Run(
+            "cifar10-cnn-pi-4k", 180, merge(LATE, {"split": {"unlabelled": count}, "batch": {"steps": 920}})
+        )
+        for count in counts
+    }
+    said = " and ".join(map(str, counts))
+    why = f"Pi to epoch 180 with {said} unlabelled images, 920 steps an epoch: A.1's random rays"
+    return Part(why, runs, (Made("rays", RAYS, tuple(runs), 30 * len(runs)),))
+
+
 PARTS = {
-    "pi": Part(
-        "supervised and Pi to epoch 330: figures 2 and 3, A.1, A.5, A.6, A.7",
-        {
-            "supervised": Run("cifar10-cnn-supervised-4k", 330, KEPT),
-            "pi": Run("cifar10-cnn-pi-4k", 330, KEPT),
-        },
-        studied("supervised", "pi"),
+    "supervised": Part(
+        "supervised training to epoch 330: figures 2 and 3, A.1, A.5, A.6, A.7",
+        {"supervised": Run("cifar10-cnn-supervised-4k", 330, KEPT)},
+        studied("supervised"),
     ),
+    "pi": Part("Pi to epoch 330: the same", {"pi": Run("cifar10-cnn-pi-4k", 330, KEPT)}, studied("pi")),
     "mean-teacher": Part(
         "the Mean Teacher to epoch 330, and to 240 with SWA as teacher from 150: the same, and A.4",
         {
@@ -142,16 +153,8 @@ PARTS = {
             *studied("mean-teacher"),
         ),
     ),
-    "unlabelled": Part(
-        "Pi to epoch 180 with fewer unlabelled images, 920 steps an epoch for each: A.1's random rays",
-        {
-            f"pi-{count}": Run(
-                "cifar10-cnn-pi-4k", 180, merge(LATE, {"split": {"unlabelled": count}, "batch": {"steps": 920}})
-            )
-            for count in (0, 4000, 10000, 20000)
-        },
-        (Made("rays", RAYS, ("pi-0", "pi-4000", "pi-10000", "pi-20000"), 120),),
-    ),
+    "unlabelled": fewer(0, 4000),
+    "unlabelled-more": fewer(10000, 20000),
     "schedule": Part(
         "forks of one Mean Teacher run at epoch 180, 5k validation images: A.3",
         {
@@ -334,7 +337,7 @@ MAIN = ("supervised", "pi", "mean-teacher")
 TOGETHER: dict[str, tuple[str, str, Sequence[str]]] = {
     "gradients": ("gradients", "gradients", MAIN),
     "rays": ("rays", "rays", MAIN),
-    "unlabelled": ("rays", "rays", ("supervised", *PARTS["unlabelled"].runs, "pi")),
+    "unlabelled": ("rays", "rays", ("supervised", *PARTS["unlabelled"].runs, *PARTS["unlabelled-more"].runs, "pi")),
     "diversity": ("diversity", "pairs", MAIN),
     "pairs": ("pairs", "pairs", MAIN),
     "jacobian": ("jacobian", "jacobian", MAIN),
@@ -354,7 +357,7 @@ def figures(files: Sequence[Path], out: Path) -> None:
         for name, (made, kind, runs) in TOGETHER.items():
             study = find_study(kind)
             there = [file for part in parts if (file := part / "analysis" / made / f"{kind}.json").exists()]
-            by_run = {one.run: one for one in read(study, there)}
+            by_run = {one.run: _comparable(one) if name == "unlabelled" else one for one in read(study, there)}
             _draw(name, study, [by_run[run] for run in runs if run in by_run], runs, out)
         taught = [part / run for run in TAUGHT for part in parts if (part / run / "config.toml").exists()]
         for epoch in (180, 240):
@@ -364,6 +367,11 @@ def figures(files: Sequence[Path], out: Path) -> None:
                 _draw(f"teachers-{epoch}", study, result, TAUGHT, out)
             except RequestError as error:
                 say(f"teachers-{epoch}: {error}")
+
+
+def _comparable(one: Any) -> Any:
+    """Rays without those to an average: these runs end at different epochs, and so do their averages."""
+    return replace(one, rays=[ray for ray in one.rays if ray.kind != "average"])
 
 
 def _unpacked(file: Path, folder: Path) -> Path:

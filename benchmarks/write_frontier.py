@@ -14,7 +14,7 @@ from typing import Any
 
 from fastswa.bench import STRONG
 from fastswa.layers import recipe_layer
-from fastswa.tables.frontier import Run, frontier_runs
+from fastswa.tables.frontier import Run, frontier, frontier_runs
 from fastswa.tables.measured import Result, load_results, of_layer
 from fastswa.tables.paired import difference, paired_runs
 from fastswa.tables.table import table
@@ -24,6 +24,8 @@ HOME = Path(__file__).resolve().parents[1]
 PAGE, RESULTS = HOME / "docs" / "frontier.md", HOME / "results"
 BENCH = "bench-fixmatch-h200.json"
 NOT_YET = "not measured"
+# The seeds and the machine that the goals were set for.
+SEEDS, MACHINE = (10, 11, 12), "H200"
 # The network whose error a goal is about: named before anything was measured, so that test images choose nothing.
 HEADLINE = "fast-swa"
 
@@ -89,7 +91,8 @@ def bench_rows(folder: Path) -> list[dict[str, Any]]:
 def goals_part(folder: Path, steps: Sequence[dict[str, Any]], goals: Sequence[Goal] = GOALS) -> str:
     """Each goal and what was measured of it."""
     rows = ["| what | goal | measured | reached |", "|---|---|---|---|"]
-    results, records = load_results(folder), table("frontier", folder).records
+    results = [one for one in load_results(folder) if one.seed in SEEDS and MACHINE in (one.gpu or "")]
+    records = frontier(results).records
     for goal in goals:
         run = goal.run
         named = (goal.recipe, run.config.method.name, run.config.model.name, HEADLINE)

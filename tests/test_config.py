@@ -188,8 +188,11 @@ KINDS = {"s": {"kind": "swa"}, "f": {"kind": "fast-swa"}, "e": {"kind": "ema"}}
         ({"preset": "short"}, {"s": (180, 30), "f": (150, 3), "e": (0, 0)}),
         ({"preset": "long"}, {"s": (1500, 200), "f": (1300, 20), "e": (0, 0)}),
         ({"length": 50, "period": 60, "cycle": 10}, {"s": (50, 10), "f": (40, 1), "e": (0, 0)}),
-        ({"after": "constant"}, {"s": (180, 1), "f": (180, 1), "e": (0, 0)}),
-        ({"cycle": 0}, {"s": (180, 1), "f": (180, 1), "e": (0, 0)}),
+        ({"after": "constant", "epochs": 240}, {"s": (180, 1), "f": (180, 1), "e": (0, 0)}),
+        ({"cycle": 0, "epochs": 240}, {"s": (180, 1), "f": (180, 1), "e": (0, 0)}),
+        # Nothing follows the descent: its last quarter is averaged.
+        ({"after": "constant"}, {"s": (135, 1), "f": (135, 1), "e": (0, 0)}),
+        ({"cycle": 0}, {"s": (135, 1), "f": (135, 1), "e": (0, 0)}),
     ],
 )
 def test_averages_follow_the_schedule(schedule: dict[str, Any], expected: dict[str, tuple[float, float]]) -> None:
@@ -412,7 +415,9 @@ def test_a_number_of_steps_is_a_cosine_to_zero_in_whole_epochs() -> None:
 def test_steps_take_the_epochs_that_are_given_and_replace_the_schedule_below() -> None:
     recipe = {"batch": {"steps": 250}, "schedule": {"preset": "short", "epochs": 240}}
     config = build_config(recipe, {"schedule": {"steps": 1100}})
-    assert (config.schedule.epochs, config.batch.steps, *schedule_of(config)) == (5, 250, 5, 5, 0)
+    assert (config.schedule.epochs, config.batch.steps, *schedule_of(config)) == (5, 220, 5, 5, 0)
+    config = build_config({"schedule": {"steps": 48_000}}, {"schedule": {"steps": 1500}})
+    assert (config.schedule.epochs, config.batch.steps) == (2, 750)
     config = build_config(recipe, {"schedule": {"steps": 1100, "period": 12}, "batch": {"steps": 100}})
     assert (config.schedule.epochs, config.batch.steps, *schedule_of(config)) == (11, 100, 11, 12, 0)
     assert recipe == {"batch": {"steps": 250}, "schedule": {"preset": "short", "epochs": 240}}

@@ -11,7 +11,7 @@ from conftest import Command
 from fastswa.flips import FlipAveraged
 from fastswa.modelfile import load_model
 from fastswa.models import build
-from fastswa.training.run import evaluate_run
+from fastswa.training.finished import evaluate_run
 
 
 def test_the_mean_is_of_probabilities() -> None:

@@ -401,8 +401,9 @@ def resolved(config: Config) -> Config:
     """
     schedule = config.schedule
     cycle = schedule.cycle if schedule.after == "cycles" else 0.0
-    # A cosine that ends at zero leaves nothing to average after it: its last quarter is.
-    last = schedule.length if cycle or schedule.period > schedule.length else 0.75 * schedule.length
+    # A descent that ends at zero, or is not followed by anything, leaves nothing to average: its last quarter is.
+    goes_on = cycle or (schedule.period > schedule.length and schedule.epochs > schedule.length)
+    last = schedule.length if goes_on else 0.75 * schedule.length
     defaults = {
         # fast-SWA averages ten times a cycle: k = 3 for c = 30, 20 for c = 200, as in the paper.
         "swa": (last, cycle or 1.0),

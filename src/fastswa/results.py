@@ -50,8 +50,10 @@ def record(run: Path) -> dict[str, Any]:
 
 
 def write_record(run: Path, target: Path) -> dict[str, Any]:
-    """Write a run's record as a whole, an evaluation a line; what was written."""
+    """Write a run's record as a whole, an evaluation a line; what was written. Only its own is written over."""
     facts = record(run)
+    if target.exists() and not _extends(facts, target):
+        raise RequestError(f"{target} is no record of this run; choose another name.")
     lines = ",\n  ".join(json.dumps(line) for line in facts["metrics"])
     head = json.dumps({name: value for name, value in facts.items() if name != "metrics"}, indent=1)
     try:

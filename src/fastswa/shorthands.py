@@ -38,7 +38,7 @@ def _without_preset(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_steps(settings: dict[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
-    """A cosine to zero over so many steps, in whole epochs: of the steps given here or `below`, else about 1,000."""
+    """A cosine to zero over so many steps, in epochs of the steps given here, else of about those `below`, or 1,000."""
     schedule = settings.get("schedule")
     if not isinstance(schedule, dict) or "steps" not in schedule:
         return settings
@@ -49,7 +49,7 @@ def _without_steps(settings: dict[str, Any], below: Mapping[str, Any]) -> dict[s
     whole = {"epochs": epochs, "length": epochs, "period": epochs, "cycle": 0, "after": "constant"}
     others = {key: value for key, value in schedule.items() if key != "steps"}
     written = {**settings, "schedule": {**whole, **others}}
-    if given is None and isinstance(settings.get("batch", {}), dict | BaseModel):
+    if "steps" not in batch and isinstance(settings.get("batch", {}), dict | BaseModel):
         written["batch"] = {"steps": -(-steps // epochs), **batch}
     return written
 

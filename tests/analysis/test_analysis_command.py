@@ -77,6 +77,14 @@ def test_runs_of_different_classes_are_refused(command: Command, finished: Path,
     config = tiny({"data": {"source": str(tmp_path / "nine.npz")}, "schedule": {"epochs": 1}})
     train(config, tmp_path / "nine")
     assert "tell different classes apart" in refused(command, "gradients", finished, tmp_path / "nine")
+    named = {
+        "x_train": digits.train.pixels[:, 0],
+        "y_train": digits.train.labels,
+        "classes": np.array(list("abcdefghij")),
+    }
+    np.savez(tmp_path / "ten.npz", **named)
+    train(tiny({"data": {"source": str(tmp_path / "ten.npz")}, "schedule": {"epochs": 1}}), tmp_path / "ten")
+    assert "tell different classes apart" in refused(command, "gradients", finished, tmp_path / "ten")
 
 
 def test_a_run_with_one_iterate_is_refused(command: Command, wider: Path, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_the_middle_of_the_flat_part_of_a_plane() -> None:
     assert told([plane])[1] == (
         "run: distance from the middle of the points within 1% of the lowest test error: "
         "epoch 1 1.12, epoch 2 1.12, SWA 0; of all 3 kept iterates that of epoch 1 is the nearest, 1.12 away, "
-        "1.12 of it in the plane"
+        "1.12 of it in the plane; none projects nearer than 0"
     )
     assert nearest(plane, np.array([0.7, 0.1])) == (1.0, pytest.approx(0.5**0.5), pytest.approx(0.5**0.5))
     assert nearest(plane, np.array([1.7, 0.9])) == (

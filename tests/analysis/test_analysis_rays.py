@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from conftest import Command
 from fastswa.analysis.rays import (
+    KINDS,
     Ray,
     Rays,
     along,
@@ -244,6 +245,6 @@ def test_many_runs_are_drawn_in_rows_of_three() -> None:
     ray = bowl((-1.0, 2.0), (3, 2, 2, 3), (0.0, 1.0))
     drawn = draw([Rays(f"run {number}", "pi", 0, [ray]) for number in range(5)])
     titles = [panel.get_title() for panel in drawn.axes if panel.get_visible()]
-    assert titles == ["SGD-SGD rays", "SGD-SWA rays", "random rays", *(f"run {n}: all rays" for n in range(5))]
+    assert titles == [f"{KINDS[ray.kind]} rays", *(f"run {n}: all rays" for n in range(5))]  # of one kind only
     assert drawn.get_size_inches().tolist() == pytest.approx([12.3, 3 * 3.9])
     pyplot.close(drawn)

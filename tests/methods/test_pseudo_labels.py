@@ -321,3 +321,13 @@ def test_weight_and_ramp_are_the_papers_unless_given() -> None:
     assert [method_of(name).weight(0.0) for name in KIN] == [1.0] * 3
     assert method_of("fixmatch", weight=4.0, ramp=2.0).weight(2.0) == 4.0
     assert make_method("mean-teacher").config.weight == 100.0
+
+
+def test_a_handful_that_passes_is_said_to_be_few_and_not_to_be_one_class() -> None:
+    method = method_of("fixmatch", images=5000, threshold=0.9)
+    passing = torch.zeros(5000, dtype=torch.bool)
+    passing[:3] = True
+    method.count(torch.zeros(5000, dtype=torch.int64), passing, torch.arange(5000))
+    assert "0.06% of the predictions were certain enough" in method.figures()["warning"]
+    method.count(torch.zeros(5000, dtype=torch.int64), torch.ones(5000, dtype=torch.bool), torch.arange(5000))
+    assert "class 0 takes 100.0% of the pseudo-labels" in method.figures()["warning"]

@@ -28,8 +28,11 @@ def write(folder: Path, name: str, seed: int, errors: dict[str, float], epoch: i
     settings["data"].pop("root")
     settings["split"].setdefault("validation", 0)
     metrics = [{"epoch": epoch, "error": errors, "averaged": {}, "seconds": 60.0 * epoch}]
+    # As a run on all images of its pair counts them.
+    train, test = {"cifar10": (45_000, 7_200), "mnist": (60_000, 2_007), "usps": (7_291, 10_000)}[name.split("-")[0]]
+    place = {"images": {"train": train, "test": test}}
     (folder / f"{name}-{seed}-{len(list(folder.iterdir()))}.json").write_text(
-        json.dumps({"seed": seed, "config": settings, "metrics": metrics}), "utf-8"
+        json.dumps({"seed": seed, "environment": place, "config": settings, "metrics": metrics}), "utf-8"
     )
 
 

@@ -31,7 +31,7 @@ def write(
     wall: float | None = 390.0,
     together: int = 1,
     **changes: Any,
-) -> None:
+) -> Path:
     """A file as a kept run is, on an H200: errors of networks at one epoch, the last unless said, six minutes.
 
     Half a minute more from the command to the model.
@@ -48,7 +48,9 @@ def write(
         "config": settings,
         "metrics": [{"epoch": at, "error": errors, "averaged": {}, "seconds": 360.0}],
     }
-    (folder / f"{recipe}-{seed}-{len(list(folder.iterdir()))}.json").write_text(json.dumps(record), "utf-8")
+    path = folder / f"{recipe}-{seed}-{len(list(folder.iterdir()))}.json"
+    path.write_text(json.dumps(record), "utf-8")
+    return path
 
 
 def ours(sheet: Sheet) -> dict[tuple[str, str, str, str], tuple[float | None, int]]:
@@ -136,7 +138,7 @@ def test_ours_are_found_by_their_settings(tmp_path: Path) -> None:
         ("cifar10-fixmatch-250", "fixmatch", "wrn-28-2", "ema"): (6.0, 1),
     }
     (row,) = [row for row in sheet.rows if row[1] == f"ours, {FOUR}, fast-SWA"]
-    assert row[2:] == ("resnet9", "125,000", "4.55 ± 0.07 (2)", "6.0 min., NVIDIA H200")
+    assert row[2:] == ("resnet9", "125,000", "4.55 ± 0.07 (2)", "6.5 min., NVIDIA H200")
 
 
 def test_a_recipe_of_another_width_says_so_and_other_networks_are_their_own(tmp_path: Path) -> None:
@@ -156,7 +158,7 @@ def test_the_command_shows_it(tmp_path: Path, command: Command) -> None:
     answer = command("table", "frontier", "--results", tmp_path)
     assert answer.code == 0
     (line,) = [line for line in answer.out.splitlines() if "4.50 (1)" in line]
-    assert line.split()[-4:] == ["6.0", "min.,", "NVIDIA", "H200"]
+    assert line.split()[-4:] == ["6.5", "min.,", "NVIDIA", "H200"]
     narrow = command("table", "frontier", "--labels", "40", "--results", tmp_path, "--json")
     assert {cell["labels"] for cell in json.loads(narrow.out)["cells"]} == {40}
     measured = command("table", "frontier", "--measured", "--methods", "fixmatch", "--results", tmp_path, "--json")
@@ -190,11 +192,16 @@ def test_runs_are_paired_with_themselves(tmp_path: Path) -> None:
     write(tmp_path, FOUR, 13, {"student": 9.0, "ema": 1.0, "fast_swa": 1.0}, epoch=45)  # stopped early
     write(tmp_path, FOUR, 14, {"student": 9.0, "fast_swa": 1.0})  # no EMA measured
     write(tmp_path, "digits-mean-teacher", 1, {"student": 9.0, "teacher": 1.0, "fast_swa": 1.0})
+    trial = {"split": {"validation": 5000}}
+    write(tmp_path, FOUR, 101, {"student": 9.0, "ema": 1.0, "fast_swa": 1.0}, **trial)
+    part = write(tmp_path, FOUR, 15, {"student": 9.0, "ema": 1.0, "fast_swa": 1.0})
+    record = json.loads(part.read_text("utf-8"))
+    part.write_text(json.dumps(record | {"environment": {"images": {"train": 500, "test": 100}}}), "utf-8")
     assert len(paired_runs(load_results(tmp_path))) == 4
     records = {
         (record["setting"], record["first"], record["second"]): record for record in table("paired", tmp_path).records
     }
-    four = "CIFAR-10, 4,000 labels, FixMatch, resnet9"
+    four = "CIFAR-10, 4,000 labels, FixMatch, resnet9, 125,000 steps"
     mine = records[(four, "fast-swa", "student")]
     assert (mine["runs"], mine["difference"], mine["lower_in"]) == (3, -0.2, 3)
     assert (mine["low"], mine["high"]) == (pytest.approx(-0.4484, abs=1e-4), pytest.approx(0.0484, abs=1e-4))
@@ -203,6 +210,19 @@ def test_runs_are_paired_with_themselves(tmp_path: Path) -> None:
     assert (every["runs"], every["lower_in"]) == (4, 3)
     assert every["difference"] == pytest.approx((-0.1 - 0.2 - 0.3 + 0.1) / 4)
     assert records[("all runs", "ema", "student")]["difference"] == pytest.approx((3 * 0.05 - 0.1) / 4)
+
+
+def test_runs_that_repeat_a_seed_are_one_and_other_lengths_and_widths_other_settings(tmp_path: Path) -> None:
+    for gain in (0.1, 0.3):
+        write(tmp_path, FOUR, 10, {"student": 5.0, "ema": 5.0, "fast_swa": 5.0 - gain})
+    write(tmp_path, "cifar10-fixmatch-4k-quick", 10, {"student": 5.0, "ema": 5.0, "fast_swa": 5.0})
+    write(tmp_path, FOUR, 11, {"student": 5.0, "ema": 5.0, "fast_swa": 5.0}, model={"width": 96})
+    found = {run.setting: run.errors["fast-swa"] for run in paired_runs(load_results(tmp_path))}
+    assert found == {
+        "CIFAR-10, 4,000 labels, FixMatch, resnet9, 125,000 steps": pytest.approx(4.8),
+        "CIFAR-10, 4,000 labels, FixMatch, resnet9, 48,000 steps": 5.0,
+        "CIFAR-10, 4,000 labels, FixMatch, resnet9, width 96, 125,000 steps": 5.0,
+    }
 
 
 def test_averages_are_compared_with_the_student_of_refreshed_statistics_where_a_run_has_it(tmp_path: Path) -> None:

@@ -75,6 +75,14 @@ def test_runs_that_ran_alone_give_the_time_of_those_that_did_not(writer: ModuleT
     assert "| 4.50%, 2 seeds; 5.0 min. | yes so far, 2 of 3 seeds |" in writer.sections(tmp_path)["goals"]
 
 
+def test_other_seeds_and_machines_reach_no_goal(writer: ModuleType, tmp_path: Path) -> None:
+    errors = {"student": 1.0, "ema": 1.0, "fast_swa": 4.5}
+    write(tmp_path, "cifar10-fixmatch-4k", 5, errors)
+    path = write(tmp_path, "cifar10-fixmatch-4k", 10, errors)
+    path.write_text(path.read_text("utf-8").replace("NVIDIA H200", "another"), "utf-8")
+    assert "not measured" in writer.sections(tmp_path)["goals"].splitlines()[2]
+
+
 def test_a_goal_may_name_another_method_and_network(writer: ModuleType, tmp_path: Path) -> None:
     errors = {"student": 1.0, "ema": 1.0, "fast_swa": 4.5}
     goal = writer.Goal("CIFAR-10", "cifar10-fixmatch-4k", 4.6, 10, seeds=1, method="freematch", model="wrn-28-2")

@@ -13,8 +13,10 @@ import pytest
 from made_up import write_result
 
 from fastswa.errors import RequestError
+from fastswa.results import write_record
 from fastswa.tables.measured import Measured, by_row, device_minutes, load_results, measured, of_layer
 from fastswa.tables.rows import all_rows
+from tiny_runs import tiny, train
 
 MT = "cifar10-cnn-mean-teacher-4k"
 
@@ -179,6 +181,16 @@ def test_a_record_of_another_shape_is_named(tmp_path: Path, record: dict[str, An
     (tmp_path / "odd.json").write_text(json.dumps(record))
     with pytest.raises(RequestError, match=r"odd\.json is not a run's record as `fastswa sweep` writes it"):
         load_results(tmp_path)
+
+
+def test_a_record_of_another_run_is_not_written_over(tmp_path: Path) -> None:
+    train(tiny({"schedule": {"epochs": 1}}), tmp_path / "run")
+    train(tiny({"schedule": {"epochs": 1}, "optimiser": {"momentum": 0.8}}), tmp_path / "other")
+    target = tmp_path / "kept.json"
+    write_record(tmp_path / "run", target)
+    write_record(tmp_path / "run", target)
+    with pytest.raises(RequestError, match=r"kept\.json is no record of this run"):
+        write_record(tmp_path / "other", target)
 
 
 def test_keeping_a_record_by_hand_says_in_a_sentence_what_is_wrong(tmp_path: Path) -> None:

@@ -116,6 +116,17 @@ def test_an_unreachable_threshold_is_said_at_every_evaluation(tmp_path: Path, co
     assert all("warning" in line for line in metrics(tmp_path / "run"))
 
 
+def test_flexmatch_says_that_all_passes_while_nothing_was_certain(tmp_path: Path, command: Command) -> None:
+    answer = command(
+        *("train", "digits-mean-teacher", "--out", tmp_path / "run", *FLAGS),
+        *("--method", "flexmatch", "--method.threshold", "0.9999999", "--optimiser.lr", "0.001"),
+    )
+    assert answer.code == 0
+    sentence = "no prediction on any unlabelled image has reached method.threshold (0.9999999) so far"
+    assert answer.err.count(sentence) == 4
+    assert [line["pseudo_labels"]["passing"] for line in metrics(tmp_path / "run")] == [1.0] * 4
+
+
 def test_any_method_can_show_its_student_strong_views(tmp_path: Path) -> None:
     weak, strong = tmp_path / "weak", tmp_path / "strong"
     train(tiny({"schedule": {"epochs": 1}}), weak)

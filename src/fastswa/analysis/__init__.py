@@ -24,6 +24,7 @@ OPTIONS = {
     "--images": "whole",
     "--draws": "whole",
     "--distance": "number",
+    "--margin": "number",
     "--seed": "whole",
     "--cycles": "numbers",
     "--constant": "numbers",

@@ -23,6 +23,7 @@ from fastswa.analysis.surface import FIGURES, Measured, Surface
 from fastswa.console import shown
 from fastswa.errors import RequestError
 
+# How far the plane reaches beyond its three points on each side, as a part of how far apart these are.
 MARGIN = 0.35
 POINTS = 21
 # What is left of points on one line by numbers of 32 bits, as a part of their distance.
@@ -96,7 +97,7 @@ def study(subject: Subject, request: Request) -> Plane:
     axes = Axes.through((load() for load in points), names)
     corners = np.array([axes.project(load())[:2] for load in points])
     low, high = corners.min(axis=0), corners.max(axis=0)
-    half = (0.5 + MARGIN) * (high - low).max()
+    half = (0.5 + (MARGIN if request.margin is None else request.margin)) * (high - low).max()
     x, y = (np.linspace(middle - half, middle + half, request.points or POINTS) for middle in (low + high) / 2)
     surface = Surface(subject)
     measured = Measured.gathered([surface.at(axes.point(float(a), float(b))) for b in y for a in x], (len(y), len(x)))
@@ -190,7 +191,7 @@ def _middle(one: Plane) -> str:
     return (
         f"distance from the middle of the points within {WITHIN:g}% of the lowest test error{cut}: {away}; of all "
         f"{len(one.epochs)} kept iterates that of epoch {epoch:g} is the nearest, {apart:.3g} away, {within:.3g} of it "
-        "in the plane"
+        f"in the plane; none projects nearer than {np.linalg.norm(one.trajectory - centre, axis=1).min():.3g}"
     )
 
 
@@ -245,6 +246,6 @@ STUDY = Study(
     rows=rows,
     draw=draw,
     told=told,
-    options=frozenset({"epochs", "points"}),
+    options=frozenset({"epochs", "points", "margin"}),
     iterates=2,
 )

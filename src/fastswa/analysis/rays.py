@@ -236,7 +236,9 @@ def draw(result: Sequence[Rays]) -> Any:
             for one in result:
                 for ray in (ray for ray in one.rays if ray.kind == kind):
                     _line(panel, ray, shades[one.run], one.run)
-            _finish(panel, f"{KINDS[kind]} rays", [ray for one in result for ray in one.rays if ray.kind == kind])
+            chosen = [ray for one in result for ray in one.rays if ray.kind == kind]
+            panel.set_visible(bool(chosen))
+            _finish(panel, f"{KINDS[kind]} rays", chosen)
         for panel, one in zip(grid[1:].flat, result, strict=False):
             _of_one(panel, one.rays, f"{one.run}: all rays")
         for panel in grid[1:].flat[len(result) :]:

@@ -38,6 +38,7 @@ class Request:
     images: int = 32
     draws: int = 50
     distance: float | None = None
+    margin: float | None = None
     seed: int = 0
     cycles: tuple[float, ...] | None = None
     constant: tuple[float, ...] | None = None

@@ -146,7 +146,7 @@ class Subject:
 
 @contextmanager
 def opened(runs: Sequence[Path], device: str = "auto") -> Iterator[list[Subject]]:
-    """The runs, ready to be studied side by side; of one architecture and with as many classes."""
+    """The runs, ready to be studied side by side; of one architecture and with the same classes."""
     if not runs:
         raise RequestError("name a run folder, or several to compare.")
     subjects = [Subject(path, device, name) for path, name in run_names(runs).items()]
@@ -157,7 +157,7 @@ def opened(runs: Sequence[Path], device: str = "auto") -> Iterator[list[Subject]
             raise RequestError(
                 f"{first.path} and {other.path} are of different architectures; study them one at a time."
             )
-        if len(ours.classes) != len(theirs.classes):
+        if ours.classes != theirs.classes:
             raise RequestError(f"{first.path} and {other.path} tell different classes apart; study them one at a time.")
     with settings_of(first.compute, first.config.device.threads):
         yield subjects

@@ -42,5 +42,13 @@ class FlexMatch(PseudoLabels):
         learnt.index_copy_(0, index, torch.where(certain, guess.label, learnt[index]))
         return passing
 
+    def _warning(self, passing: float, shares: list[float]) -> str | None:
+        if bool((self.memory["learnt"] == NONE).all()):
+            return (
+                f"method {self.config.name}: no prediction on any unlabelled image has reached method.threshold "
+                f"({self.config.threshold}) so far, so that every guess passes; it may be early, else lower it."
+            )
+        return super()._warning(passing, shares)
+
     def prime(self) -> None:
         self.memory["learnt"].fill_(NONE)

@@ -28,6 +28,7 @@ class PseudoLabels(Guesses):
     seen to call all of them the same, with certainty, and to teach that to every strong view (docs/frontier.md).
     """
 
+    few = 0.001
     settings = frozenset({"weight", "ramp", "tie", "together"})
     terms: ClassVar[Mapping[str, str]] = {"classification": "student", "consistency": "student", "tie": "student"}
     strong_views = True

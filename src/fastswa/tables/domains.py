@@ -61,7 +61,7 @@ PAIRS = (
         0.1,
         True,
         10,
-        "Nine classes are in both. Batches of 256 of each domain; no weight norm, ReLU, one head.",
+        "Nine classes are in both. 256 images of a domain in a batch; no weight norm, ReLU, one head.",
     ),
     Pair("mnist", "usps", "MNIST → USPS", _DIGITS, 0.05, False, 5, _UNSEARCHED, (1.74, "French et al. 2018")),
     Pair("usps", "mnist", "USPS → MNIST", _DIGITS, 0.05, False, 5, _UNSEARCHED, (0.46, "French et al. 2018"), 28),

@@ -7,6 +7,7 @@ averaging's own is seen beside the student with statistics as theirs (an average
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
@@ -14,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from fastswa.tables.frontier import DATASETS, KIN
+from fastswa.config import Config
+from fastswa.tables.frontier import DATASETS, KIN, network_of
 from fastswa.tables.measured import Result
 from fastswa.tables.table import NETWORKS, NOT_MEASURED, Sheet, rounded
 
@@ -74,11 +76,16 @@ def t_quantile(freedom: int) -> float:
 
 
 def paired_runs(results: Sequence[Result]) -> list[Run]:
-    """The finished runs of FixMatch and its kin that measured a student, an EMA and fast-SWA on test images."""
-    found = []
+    """The finished runs of FixMatch and its kin that measured a student, an EMA and fast-SWA on test images.
+
+    Trials that hold training images out for validation are none of them; runs that repeat a seed count as one.
+    """
+    found: dict[tuple[str, int], list[dict[str, float]]] = defaultdict(list)
     for result in results:
         config = result.config
         if config.method.name not in KIN or result.epochs < config.schedule.epochs:
+            continue
+        if result.partial or config.split.validation:
             continue
         names = {"student": "student"}
         for name, average in config.averaging.items():
@@ -88,9 +95,20 @@ def paired_runs(results: Sequence[Result]) -> list[Run]:
         if {"student", "ema", "fast-swa"} <= errors.keys():
             source = DATASETS.get(config.data.source, config.data.source)
             labels = "all" if config.split.labels is None else f"{config.split.labels:,}"
-            setting = f"{source}, {labels} labels, {KIN[config.method.name]}, {config.model.name}"
-            found.append(Run(setting, result.seed, errors))
-    return found
+            setting = f"{source}, {labels} labels, {KIN[config.method.name]}, {network_of(config)}{_length(config)}"
+            found[setting, result.seed].append(errors)
+    return [Run(setting, seed, _means(errors)) for (setting, seed), errors in found.items()]
+
+
+def _length(config: Config) -> str:
+    steps = config.batch.steps
+    return "" if steps is None else f", {config.schedule.epochs * steps:,} steps"
+
+
+def _means(repeats: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean error of each network that all of a seed's runs have."""
+    shared = [name for name in repeats[0] if all(name in errors for errors in repeats)]
+    return {name: mean(errors[name] for errors in repeats) for name in shared}
 
 
 def difference(runs: Sequence[Run], first: str, second: str) -> Difference:
