@@ -346,27 +346,44 @@ TOGETHER: dict[str, tuple[str, str, Sequence[str]]] = {
     "landscape": ("landscape", "landscape", MAIN),
 }
 TAUGHT = ("pi", "mean-teacher", "swa-teacher")
+TAUGHT_AT = (180, 240)
+
+
+def shown() -> dict[str, tuple[str, Sequence[str]]]:
+    """Every figure by its name: the study that draws it, and the runs in the order they are drawn."""
+    return {
+        **{name: (kind, runs) for name, (_, kind, runs) in TOGETHER.items()},
+        **{f"teachers-{epoch}": ("teachers", TAUGHT) for epoch in TAUGHT_AT},
+    }
 
 
 def figures(files: Sequence[Path], out: Path) -> None:
     """The figures of all parts together, from their archives, as far as these hold what a figure needs."""
+    for name, result in found_in(files).items():
+        kind, runs = shown()[name]
+        _draw(name, find_study(kind), result, runs, out)
+
+
+def found_in(files: Sequence[Path]) -> dict[str, list[Any]]:
+    """What archives hold for each figure, run by run."""
     if not files:
         raise RequestError("name the archives that came back from the parts.")
+    found: dict[str, list[Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         parts = [_unpacked(file, Path(folder) / str(number)) for number, file in enumerate(files)]
         for name, (made, kind, runs) in TOGETHER.items():
-            study = find_study(kind)
             there = [file for part in parts if (file := part / "analysis" / made / f"{kind}.json").exists()]
-            by_run = {one.run: _comparable(one) if name == "unlabelled" else one for one in read(study, there)}
-            _draw(name, study, [by_run[run] for run in runs if run in by_run], runs, out)
+            by_run = {one.run: one for one in read(find_study(kind), there)}
+            chosen = [by_run[run] for run in runs if run in by_run]
+            found[name] = [_comparable(one) for one in chosen] if name == "unlabelled" else chosen
         taught = [part / run for run in TAUGHT for part in parts if (part / run / "config.toml").exists()]
-        for epoch in (180, 240):
-            study = find_study("teachers")
+        for epoch in TAUGHT_AT:
             try:
-                result = study.run(Request(tuple(taught), epochs=(float(epoch),))) if taught else []
-                _draw(f"teachers-{epoch}", study, result, TAUGHT, out)
+                request = Request(tuple(taught), epochs=(float(epoch),))
+                found[f"teachers-{epoch}"] = find_study("teachers").run(request) if taught else []
             except RequestError as error:
                 say(f"teachers-{epoch}: {error}")
+    return found
 
 
 def _comparable(one: Any) -> Any:

@@ -201,12 +201,10 @@ def test_what_cannot_be_trained_is_refused(
     assert "goes on" not in said
 
 
-def test_archives_of_several_parts_are_drawn_together(
-    analyses: ModuleType, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Two archives with a run each: what both hold is one figure, and what is missing is said."""
+def archives_of(finished: Path, tmp_path: Path, *names: str) -> list[Path]:
+    """An archive a run, all of them the same run under other names, each with one study."""
     archives = []
-    for name in ("supervised", "pi"):
+    for name in names:
         run = tmp_path / name / name
         shutil.copytree(finished, run)
         [found] = pairs(Request((run,), "cpu", epochs=(2.0, 4.0)))
@@ -217,6 +215,14 @@ def test_archives_of_several_parts_are_drawn_together(
             for file in sorted((tmp_path / name).rglob("*.*")):
                 if file.suffix in (".json", ".jsonl", ".toml"):
                     archive.write(file, file.relative_to(tmp_path / name))
+    return archives
+
+
+def test_archives_of_several_parts_are_drawn_together(
+    analyses: ModuleType, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two archives with a run each: what both hold is one figure, and what is missing is said."""
+    archives = archives_of(finished, tmp_path, "supervised", "pi")
     words = ["figures", *map(str, archives), "--out", str(tmp_path / "figures")]
     assert analyses.main(words) == 0
     said = capsys.readouterr()
@@ -236,3 +242,39 @@ def test_configurations_are_the_recipes_own(analyses: ModuleType) -> None:
     config: Config = analyses.PARTS["pi"].runs["pi"].config({"seed": 10})
     assert (config.schedule.epochs, config.checkpoint.keep_every, config.checkpoint.keep_from) == (330, 3, 180)
     assert (config.model.name, config.split.labels, config.seed) == ("cnn13", 4000, 10)
+
+
+@pytest.fixture
+def writer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The page's writer, at work on a copy of the page."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    module = importlib.import_module("write_analysis")
+    (tmp_path / "docs").mkdir()
+    shutil.copy(module.PAGE, tmp_path / "docs" / "analysis.md")
+    for name, path in {"HOME": "", "PAGE": "docs/analysis.md", "FIGURES": "figures", "RESULTS": "results"}.items():
+        monkeypatch.setattr(module, name, tmp_path / path)
+    return module
+
+
+def test_the_page_says_what_is_kept_of_the_analyses(writer: ModuleType) -> None:
+    page = (ROOT / "docs" / "analysis.md").read_text("utf-8")
+    assert writer.filled(page, writer.sections(ROOT / "results" / "analysis")) == page, (
+        "run `python benchmarks/write_analysis.py`"
+    )
+
+
+def test_archives_come_onto_the_page_one_after_the_other(writer: ModuleType, finished: Path, tmp_path: Path) -> None:
+    first, second = archives_of(finished, tmp_path, "pi", "supervised")
+    assert writer.main([str(first)]) == 0
+    page = writer.PAGE.read_text("utf-8")
+    assert "- pi: epochs 2 and 4: distance" in page
+    assert "- Not made yet: supervised, mean-teacher." in page
+    assert writer.main([str(second)]) == 0
+    assert [one.run for one in writer.kept("diversity", writer.RESULTS)] == ["supervised", "pi"]
+    page = writer.PAGE.read_text("utf-8")
+    assert page.index("- supervised: epochs 2 and 4") < page.index("- pi: epochs 2 and 4")
+    assert "- Not made yet: mean-teacher." in page
+    assert (writer.FIGURES / "cifar10-diversity.svg").exists()
+    assert not list(writer.FIGURES.glob("*.png"))
+    assert page.count("Not made yet.") == len(writer.shown()) - 1
+    assert writer.main([str(tmp_path / "none.zip")]) == 2

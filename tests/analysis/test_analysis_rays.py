@@ -241,6 +241,18 @@ def test_the_flat_part_of_a_ray_is_where_the_error_stays_near_its_lowest() -> No
     assert "to 2 (the ray ends there)" in told([Rays("run", "pi", 0, [open_ended])])[0]
 
 
+def test_how_far_one_can_go_along_other_rays_is_said() -> None:
+    """From 2% the error passes 3% a quarter of the way from the second point (2.5%) to the third (4.5%)."""
+    ray = dataclasses.replace(bowl((0.0, 3.0), (2, 2.5, 4.5, 9), ()), kind="random", end="")
+    assert told([Rays("run", "pi", 0, [ray])]) == [
+        "run: random rays from epoch 4: the test error, 2.00%, has risen by 1% at 1.25, and is 9.00% at 3"
+    ]
+    flat = dataclasses.replace(bowl((0.0, 3.0), (2, 2, 2.5, 2.9), ()), kind="adversarial-test", end="")
+    assert told([Rays("run", "pi", 0, [flat])]) == [
+        "run: adversarial (test) rays from epoch 4: the test error stays within 1% of 2.00% up to 3"
+    ]
+
+
 def test_many_runs_are_drawn_in_rows_of_three() -> None:
     ray = bowl((-1.0, 2.0), (3, 2, 2, 3), (0.0, 1.0))
     drawn = draw([Rays(f"run {number}", "pi", 0, [ray]) for number in range(5)])

@@ -199,11 +199,12 @@ def rows(result: Sequence[Rays]) -> list[dict[str, Any]]:
 
 
 def told(result: Sequence[Rays]) -> list[str]:
-    """How far apart the iterates are and what lies between them."""
+    """How far apart the iterates are and what lies between them; how far one can go in other directions."""
     lines = []
     for one in result:
         for ray in one.rays:
             if len(ray.marks) < 2:
+                lines.append(f"{one.run}: {KINDS[ray.kind]} rays from {ray.start}: {_rise(ray)}")
                 continue
             ends = np.interp(ray.marks, ray.distance, ray.measured.test_error)
             best = int(ray.measured.test_error.argmin())
@@ -213,6 +214,22 @@ def told(result: Sequence[Rays]) -> list[str]:
                 f"at {ray.distance[best]:.3g}; {_middle(ray)}"
             )
     return lines
+
+
+def _rise(ray: Ray) -> str:
+    """Where the error along a ray has risen by WITHIN, and what it is at the end."""
+    errors = ray.measured.test_error
+    above = np.flatnonzero(errors > errors[0] + WITHIN)
+    if not len(above):
+        return f"the test error stays within {WITHIN:g}% of {errors[0]:.2f}% up to {ray.distance[-1]:.3g}"
+    number = int(above[0])
+    near, far = errors[number - 1], errors[number]
+    part = (errors[0] + WITHIN - near) / (far - near)
+    at = ray.distance[number - 1] + part * (ray.distance[number] - ray.distance[number - 1])
+    return (
+        f"the test error, {errors[0]:.2f}%, has risen by {WITHIN:g}% at {at:.3g}, "
+        f"and is {errors[-1]:.2f}% at {ray.distance[-1]:.3g}"
+    )
 
 
 def _middle(ray: Ray) -> str:
@@ -232,13 +249,16 @@ def draw(result: Sequence[Rays]) -> Any:
     drawn, grid = new_grid(1 + below, 3, 12.3, 3.9)
     shades = colours([one.run for one in result])
     if len(result) > 1:
-        for panel, kind in zip(grid[0], ("sgd", "average", "random"), strict=True):
+        kinds = [
+            kind for kind in ("sgd", "average", "random") if any(ray.kind == kind for one in result for ray in one.rays)
+        ]
+        for panel in grid[0][len(kinds) :]:
+            panel.set_visible(False)
+        for panel, kind in zip(grid[0], kinds, strict=False):
             for one in result:
                 for ray in (ray for ray in one.rays if ray.kind == kind):
                     _line(panel, ray, shades[one.run], one.run)
-            chosen = [ray for one in result for ray in one.rays if ray.kind == kind]
-            panel.set_visible(bool(chosen))
-            _finish(panel, f"{KINDS[kind]} rays", chosen)
+            _finish(panel, f"{KINDS[kind]} rays", [ray for one in result for ray in one.rays if ray.kind == kind])
         for panel, one in zip(grid[1:].flat, result, strict=False):
             _of_one(panel, one.rays, f"{one.run}: all rays")
         for panel in grid[1:].flat[len(result) :]:
