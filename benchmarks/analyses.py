@@ -2,7 +2,6 @@
 
     python benchmarks/analyses.py                                   the parts, their runs and what they should take
     python benchmarks/analyses.py PART [--minutes 9] [--out FILE]   train, study and pack one part
-    python benchmarks/analyses.py figures FILE… [--out FOLDER]      draw what came back from all parts together
 
 A part is gone on with by the same command: its runs are trained side by side until --minutes are over, and saved; once
 they are done, the studies are made one after the other, as far as the time reaches. Iterates stay where they are made.
@@ -19,21 +18,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import tempfile
 import time
 import traceback
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fastswa.analysis.asked import Asked, asked_in, refuse_missing
 from fastswa.analysis.schedule import forks
-from fastswa.analysis.study import Request, Study, find_study, read, write
+from fastswa.analysis.study import Request
 from fastswa.config import Config
 from fastswa.console import ConsoleWatcher, say
-from fastswa.errors import FastswaError, RequestError
+from fastswa.errors import FastswaError
 from fastswa.layers import build_config, flag_layer, merge, recipe_layer
 from fastswa.training.folder import RunFolder
 from fastswa.training.run import NewRun, OldRun, train_together
@@ -332,98 +330,19 @@ class Work:
         os.replace(writing, file)
 
 
-# A figure of several parts: the study's name within them, the study, and the runs in the order they are drawn.
-MAIN = ("supervised", "pi", "mean-teacher")
-TOGETHER: dict[str, tuple[str, str, Sequence[str]]] = {
-    "gradients": ("gradients", "gradients", MAIN),
-    "rays": ("rays", "rays", MAIN),
-    "unlabelled": ("rays", "rays", ("supervised", *PARTS["unlabelled"].runs, *PARTS["unlabelled-more"].runs, "pi")),
-    "diversity": ("diversity", "pairs", MAIN),
-    "pairs": ("pairs", "pairs", MAIN),
-    "jacobian": ("jacobian", "jacobian", MAIN),
-    "schedule": ("schedule", "schedule", fork_names(PARTS["schedule"])),
-    "averaging": ("averaging", "averaging", ("mean-teacher",)),
-    "landscape": ("landscape", "landscape", MAIN),
-}
-TAUGHT = ("pi", "mean-teacher", "swa-teacher")
-TAUGHT_AT = (180, 240)
-
-
-def shown() -> dict[str, tuple[str, Sequence[str]]]:
-    """Every figure by its name: the study that draws it, and the runs in the order they are drawn."""
-    return {
-        **{name: (kind, runs) for name, (_, kind, runs) in TOGETHER.items()},
-        **{f"teachers-{epoch}": ("teachers", TAUGHT) for epoch in TAUGHT_AT},
-    }
-
-
-def figures(files: Sequence[Path], out: Path) -> None:
-    """The figures of all parts together, from their archives, as far as these hold what a figure needs."""
-    for name, result in found_in(files).items():
-        kind, runs = shown()[name]
-        _draw(name, find_study(kind), result, runs, out)
-
-
-def found_in(files: Sequence[Path]) -> dict[str, list[Any]]:
-    """What archives hold for each figure, run by run."""
-    if not files:
-        raise RequestError("name the archives that came back from the parts.")
-    found: dict[str, list[Any]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        parts = [_unpacked(file, Path(folder) / str(number)) for number, file in enumerate(files)]
-        for name, (made, kind, runs) in TOGETHER.items():
-            there = [file for part in parts if (file := part / "analysis" / made / f"{kind}.json").exists()]
-            by_run = {one.run: one for one in read(find_study(kind), there)}
-            chosen = [by_run[run] for run in runs if run in by_run]
-            found[name] = [_comparable(one) for one in chosen] if name == "unlabelled" else chosen
-        taught = [part / run for run in TAUGHT for part in parts if (part / run / "config.toml").exists()]
-        for epoch in TAUGHT_AT:
-            try:
-                request = Request(tuple(taught), epochs=(float(epoch),))
-                found[f"teachers-{epoch}"] = find_study("teachers").run(request) if taught else []
-            except RequestError as error:
-                say(f"teachers-{epoch}: {error}")
-    return found
-
-
-def _comparable(one: Any) -> Any:
-    """Rays without those to an average: these runs end at different epochs, and so do their averages."""
-    return replace(one, rays=[ray for ray in one.rays if ray.kind != "average"])
-
-
-def _unpacked(file: Path, folder: Path) -> Path:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            archive.extractall(folder)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise RequestError(f"{file} is no archive of a part: {error}.") from error
-    return folder
-
-
-def _draw(name: str, study: Study, result: Sequence[Any], runs: Sequence[str], out: Path) -> None:
-    missing = [run for run in runs if run not in {one.run for one in result}]
-    if missing:
-        say(f"{name}: {', '.join(missing)} missing in what came back.")
-    if result:
-        for line in (*study.told(result), *write(study, result, out, name)):
-            print(line)
-
-
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("part", nargs="?", choices=(*PARTS, "figures"))
+    parser.add_argument("part", nargs="?", choices=tuple(PARTS))
     parser.add_argument("--minutes", type=float, default=9.0, help="when to stop and save")
     parser.add_argument("--data", default="data", help="the folder that holds CIFAR-10")
     parser.add_argument("--runs", type=Path, default=Path("runs/analyses"), help="where runs lie: RUNS/PART/RUN")
-    parser.add_argument("--out", type=Path, help="the archive, RUNS/PART.zip if not given; of figures their folder")
+    parser.add_argument("--out", type=Path, help="the archive, RUNS/PART.zip if not given")
     parser.add_argument("--seed", type=int, default=10)
     parser.add_argument("--device", default="auto")
     given, rest = parser.parse_known_args(words)
     try:
         if given.part is None:
             print(plan())
-        elif given.part == "figures":
-            figures([Path(word) for word in rest], given.out or given.runs / "figures")
         else:
             return _part(given, flag_layer(rest))
     except FastswaError as error:

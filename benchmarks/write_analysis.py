@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
+import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analyses import found_in, shown
-from fastswa.analysis.study import find_study, plain, read
-from fastswa.errors import FastswaError
+from analyses import PARTS, fork_names
+from fastswa.analysis.study import Request, find_study, plain, read
+from fastswa.console import say
+from fastswa.errors import FastswaError, RequestError
 from fastswa.tables.figures import save
 from fastswa.whole import replacing
 from write_reproduction import filled
@@ -28,10 +32,65 @@ PAGE, FIGURES, RESULTS = (
 )
 NOT_YET = "Not made yet."
 
+# A figure of several parts: the study's name within them, the study, and the runs in the order they are drawn.
+MAIN = ("supervised", "pi", "mean-teacher")
+TOGETHER: dict[str, tuple[str, str, Sequence[str]]] = {
+    "gradients": ("gradients", "gradients", MAIN),
+    "rays": ("rays", "rays", MAIN),
+    "unlabelled": ("rays", "rays", ("supervised", *PARTS["unlabelled"].runs, *PARTS["unlabelled-more"].runs, "pi")),
+    "diversity": ("diversity", "pairs", MAIN),
+    "pairs": ("pairs", "pairs", MAIN),
+    "jacobian": ("jacobian", "jacobian", MAIN),
+    "schedule": ("schedule", "schedule", fork_names(PARTS["schedule"])),
+    "averaging": ("averaging", "averaging", ("mean-teacher",)),
+    "landscape": ("landscape", "landscape", MAIN),
+}
+TAUGHT = ("pi", "mean-teacher", "swa-teacher")
+TAUGHT_AT = (180, 240)
+# Every figure of the page: the study that draws it, and the runs in the order they are drawn.
+SHOWN: dict[str, tuple[str, Sequence[str]]] = {
+    **{name: (kind, runs) for name, (_, kind, runs) in TOGETHER.items()},
+    **{f"teachers-{epoch}": ("teachers", TAUGHT) for epoch in TAUGHT_AT},
+}
+
+
+def found_in(files: Sequence[Path]) -> dict[str, list[Any]]:
+    """What archives hold for each figure, run by run."""
+    found: dict[str, list[Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        parts = [_unpacked(file, Path(folder) / str(number)) for number, file in enumerate(files)]
+        for name, (made, kind, runs) in TOGETHER.items():
+            there = [file for part in parts if (file := part / "analysis" / made / f"{kind}.json").exists()]
+            by_run = {one.run: one for one in read(find_study(kind), there)}
+            chosen = [by_run[run] for run in runs if run in by_run]
+            found[name] = [_comparable(one) for one in chosen] if name == "unlabelled" else chosen
+        taught = [part / run for run in TAUGHT for part in parts if (part / run / "config.toml").exists()]
+        for epoch in TAUGHT_AT:
+            try:
+                request = Request(tuple(taught), epochs=(float(epoch),))
+                found[f"teachers-{epoch}"] = find_study("teachers").run(request) if taught else []
+            except RequestError as error:
+                say(f"teachers-{epoch}: {error}")
+    return found
+
+
+def _comparable(one: Any) -> Any:
+    """Rays without those to an average: these runs end at different epochs, and so do their averages."""
+    return replace(one, rays=[ray for ray in one.rays if ray.kind != "average"])
+
+
+def _unpacked(file: Path, folder: Path) -> Path:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            archive.extractall(folder)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise RequestError(f"{file} is no archive of a part: {error}.") from error
+    return folder
+
 
 def kept(name: str, folder: Path) -> list[Any]:
     """What a folder of results has of a figure, in the order of its runs."""
-    kind, runs = shown()[name]
+    kind, runs = SHOWN[name]
     path = folder / f"{name}.json"
     there = {one.run: one for one in read(find_study(kind), [path])} if path.exists() else {}
     return [there[run] for run in runs if run in there]
@@ -49,12 +108,12 @@ def take(files: Sequence[Path], folder: Path) -> None:
 
 def sections(folder: Path) -> dict[str, str]:
     """Every generated part of the page by its name."""
-    return {name: section(name, kept(name, folder)) for name in shown()}
+    return {name: section(name, kept(name, folder)) for name in SHOWN}
 
 
 def section(name: str, result: Sequence[Any]) -> str:
     """A figure of the page and what its study says of it."""
-    kind, runs = shown()[name]
+    kind, runs = SHOWN[name]
     if not result:
         return NOT_YET
     lines = [f"![{name} on CIFAR-10](figures/analysis/cifar10-{name}.svg)", ""]
@@ -67,9 +126,9 @@ def main(words: Sequence[str]) -> int:
     try:
         if words:
             take([Path(word) for word in words], RESULTS)
-        drawn = [name for name in shown() if kept(name, RESULTS)]
+        drawn = [name for name in SHOWN if kept(name, RESULTS)]
         for name in drawn:
-            _, png = save(find_study(shown()[name][0]).draw(kept(name, RESULTS)), FIGURES, f"cifar10-{name}")
+            _, png = save(find_study(SHOWN[name][0]).draw(kept(name, RESULTS)), FIGURES, f"cifar10-{name}")
             png.unlink()
         PAGE.write_text(filled(PAGE.read_text("utf-8"), sections(RESULTS)), "utf-8")
     except FastswaError as error:

@@ -16,7 +16,6 @@ from typing import Any
 
 from fastswa.tables.figures import figure
 from fastswa.tables.measured import Result, by_row, device_minutes, load_results
-from fastswa.tables.published import Published
 from fastswa.tables.render import markdown
 from fastswa.tables.rows import METHODS as PROCEDURES
 from fastswa.tables.rows import TABLES, all_rows
@@ -98,7 +97,7 @@ def verdict_part(results: Sequence[Result]) -> str:
     ]
     for name in TABLES:
         found = [line for line in lines(name, results) if line.compared]
-        cells = [line for line in found if isinstance(line.cell, Published) and not line.cell.quoted]
+        cells = [line for line in found if line.cell.error is not None and not line.cell.quoted]
         marks = [mark(line) for line in cells if line.ours is not None]
         missing = sum(line.ours is None for line in cells)
         counts = " | ".join(str(marks.count(look)) for look in ("good", "bad", "check", "plain"))

@@ -7,6 +7,7 @@ could not be read anywhere is left open. Ours are the runs of RECIPES, found in 
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -90,7 +91,7 @@ def paper_best(dataset: str, labels: int) -> Published | None:
         for cell in all_published()
         if (cell.dataset, cell.labels, cell.extra) == (dataset, labels, "") and cell.table in TABLES and not cell.quoted
     ]
-    return min(own, key=lambda cell: cell.error, default=None)
+    return min(own, key=lambda cell: cell.error or math.inf, default=None)
 
 
 def network_of(config: Config) -> str:

@@ -17,7 +17,7 @@ THIS_PAPER = "this paper"
 class Published:
     """One cell of a table: a test error in percent. `labels` is None where a table has no such number.
 
-    `epoch` and `std` are None where the paper gives none; `extra` names extra unlabelled images, or is "".
+    `error`, `epoch` and `std` are None where the paper gives none; `extra` names extra unlabelled images, or is "".
     """
 
     table: str
@@ -28,7 +28,7 @@ class Published:
     method: str
     averaging: str
     epoch: int | None
-    error: float
+    error: float | None
     std: float | None
     source: str
 

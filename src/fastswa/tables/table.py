@@ -11,7 +11,7 @@ from typing import Any
 from fastswa.errors import RequestError
 from fastswa.registry import nearest, resolve
 from fastswa.tables.measured import Measured, Result, by_row, load_results, measured
-from fastswa.tables.published import Published, published
+from fastswa.tables.published import THIS_PAPER, Published, published
 from fastswa.tables.rows import TABLES, Row, all_rows, figure, row_of
 
 # The paper repeats each CNN experiment three times (section 5.1).
@@ -47,31 +47,15 @@ NETWORKS = {
 
 
 @dataclass(frozen=True)
-class Beyond:
-    """A row of ours that the paper's table has not, read as a cell of it without figures."""
-
-    table: str
-    labels: int | None
-    method: str
-    extra: str = ""
-    averaging: str = "none"
-    epoch: int | None = None
-    error: float | None = None
-    std: float | None = None
-    source: str = ""
-    quoted: bool = False
-
-
-@dataclass(frozen=True)
 class Line:
-    """A published cell and our measurement of it; a `Beyond` where the paper's table has no such row.
+    """A published cell and our measurement of it; the cell has no error where the paper's table has no such row.
 
     `network` is what we measure at `epoch`. `remark` says why there is nothing to measure, if so. Where the paper
     does not say whether a figure is the student's or the EMA's there is a line for each, and only the EMA's is
     `compared`.
     """
 
-    cell: Published | Beyond
+    cell: Published
     row: Row | None
     network: str
     epoch: int
@@ -83,7 +67,7 @@ class Line:
     def title(self) -> str:
         """The row of the table."""
         cell = self.cell
-        if isinstance(cell, Published) and cell.quoted:
+        if cell.quoted:
             return f"{TITLES[cell.method]}, {short_source(cell)}"
         averaging = {"none": "", "ema": " EMA"}.get(cell.averaging, f" + {NETWORKS.get(cell.averaging)}")
         network = f", {NETWORKS[self.network]}" if cell.method == "mean-teacher" and cell.averaging == "none" else ""
@@ -215,7 +199,7 @@ def lines(name: str, results: Sequence[Result]) -> list[Line]:
     for row in all_rows().values():
         if row.table == name and not row.cells and not row.variant:
             ours = measured(runs.get(row.name, ()), row, "student", row.experiment.length)
-            found.append(Line(Beyond(name, row.labels, row.method), row, "student", row.experiment.length, ours))
+            found.append(Line(_no_cell(row), row, "student", row.experiment.length, ours))
     extras = list(dict.fromkeys(cell.extra for cell in cells))
     return sorted(found, key=lambda line: (line.cell.labels or 0, extras.index(line.cell.extra)))
 
@@ -235,6 +219,23 @@ def _lines_of(cell: Published, cells: Sequence[Published], runs: Mapping[str, Se
     return found
 
 
+def _no_cell(row: Row) -> Published:
+    """What stands in the place of a cell that the paper's table has not."""
+    return Published(
+        table=row.table,
+        dataset=row.experiment.dataset,
+        architecture=row.experiment.model,
+        labels=row.labels,
+        extra=row.extra,
+        method=row.method,
+        averaging="none",
+        epoch=None,
+        error=None,
+        std=None,
+        source=THIS_PAPER,
+    )
+
+
 def _network(cell: Published) -> str:
     """Which of our networks a published cell is compared with."""
     if cell.averaging == "none":
@@ -247,7 +248,7 @@ def sheet(name: str, found: Sequence[Line]) -> Sheet:
     """Lines as text and numbers."""
     experiment = TABLES[name]
     rows: list[tuple[str, ...]] = [
-        (line.labels, line.title, _published(line.cell), our_text(line.ours, line.remark), *_comparison(line))
+        (line.labels, line.title, figure(line.cell), our_text(line.ours, line.remark), *_comparison(line))
         for line in found
     ]
     return Sheet(
@@ -267,10 +268,6 @@ def sheet(name: str, found: Sequence[Line]) -> Sheet:
             "row; of what it only quotes the number of seeds is not known, so that there are no standard errors.",
         ],
     )
-
-
-def _published(cell: Published | Beyond) -> str:
-    return "" if isinstance(cell, Beyond) else figure(cell)
 
 
 def our_text(ours: Measured | None, remark: str) -> str:
