@@ -196,6 +196,9 @@ class MethodConfig(Section):
         1e-2, description="vat: step of the power iteration; a small one is done in full precision"
     )
     power_iterations: Positive = Field(1, description="vat: power iterations")
+    correlation: Probability = Field(
+        0.0, description="vat: how far a disturbance's neighbouring pixels correlate; 0.92 is CIFAR-10's"
+    )
     own_dropout: bool = Field(False, description="vat: give the disturbed pass a dropout mask of its own")
     entropy: NonNegativeFloat = Field(1.0, description="vat-entmin: weight of the entropy term")
     delta: Probability = Field(0.05, description="vadd: part of a dropout mask's units that the adversary may flip")

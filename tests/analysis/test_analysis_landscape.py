@@ -74,16 +74,18 @@ def test_the_middle_of_the_flat_part_of_a_plane() -> None:
     assert middle(cut)[1]
 
 
-def test_the_names_of_corners_stay_inside() -> None:
-    """To the left of a corner in the right half, to the right of the others."""
-    square = np.linspace(0.0, 1.0, 3)
+@pytest.mark.parametrize(
+    ("edge", "sides"), [(0.1, ("left", "right")), (2.0, ("right", "left"))], ids=["at the edge", "with room"]
+)
+def test_the_names_of_corners_point_away_from_one_another_and_stay_inside(edge: float, sides: tuple[str, str]) -> None:
+    places = np.linspace(-edge, 1 + edge, 3)
     values = np.arange(9.0).reshape(3, 3) + 1
-    corners = np.array([[0.1, 0.1], [0.9, 0.1], [0.4, 0.4]])
+    corners = np.array([[0.0, 0.0], [1.0, 0.0], [0.6, 0.4]])
     measured = Measured(values, values, values, values)
     names = ("epoch 180", "epoch 330", "SWA")
-    drawn = draw([Plane("run", square, square, measured, names, corners, np.array([1.0]), corners[:1], np.zeros(1))])
-    sides = {text.get_text(): text.get_horizontalalignment() for text in drawn.axes[0].texts}
-    assert sides == {"epoch 180": "left", "epoch 330": "right", "SWA": "left"}
+    drawn = draw([Plane("run", places, places, measured, names, corners, np.array([1.0]), corners[:1], np.zeros(1))])
+    found = {text.get_text(): text.get_horizontalalignment() for text in drawn.axes[0].texts}
+    assert found == {"epoch 180": sides[0], "epoch 330": sides[1], "SWA": "left"}
     pyplot.close(drawn)
 
 

@@ -24,12 +24,14 @@ OTHERS: dict[str, object] = {
     "xi": 0.1,
     "power_iterations": 2,
     "own_dropout": True,
+    "correlation": 0.5,
     "entropy": 0.5,
     "threshold": 0.5,
     "threshold_decay": 0.5,
     "fairness": 0.5,
     "together": True,
 }
+VAT = {"weight", "ramp", "tie", "epsilon", "xi", "power_iterations", "own_dropout", "correlation"}
 EFFECTS = {
     "supervised": set(),
     "pi": {"weight", "ramp", "divergence", "tie", "both_sides"},
@@ -44,8 +46,8 @@ EFFECTS = {
         "teacher_every",
     },
     "temporal-ensembling": {"weight", "ramp", "divergence", "tie", "memory_decay"},
-    "vat": {"weight", "ramp", "tie", "epsilon", "xi", "power_iterations", "own_dropout"},
-    "vat-entmin": {"weight", "ramp", "tie", "epsilon", "xi", "power_iterations", "own_dropout", "entropy"},
+    "vat": VAT,
+    "vat-entmin": VAT | {"entropy"},
     "fixmatch": {"weight", "ramp", "tie", "together", "threshold"},
     "flexmatch": {"weight", "ramp", "tie", "together", "threshold"},
     "freematch": {"weight", "ramp", "tie", "together", "threshold_decay", "fairness"},

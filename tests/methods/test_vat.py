@@ -22,7 +22,7 @@ from toy import (
 )
 
 from fastswa.methods.method import Batch
-from fastswa.methods.vat import adversarial_direction, fixed, unit
+from fastswa.methods.vat import adversarial_direction, coloured, fixed, unit
 
 
 def leading(matrix: np.ndarray) -> np.ndarray:
@@ -107,6 +107,46 @@ def test_disturbance_has_the_length_asked_for() -> None:
     make_method("vat", epsilon=2.5).losses(batch, student, None)
     moved = student.calls[-1][1] - batch.view("student")
     assert moved.flatten(1).norm(dim=1).tolist() == pytest.approx([2.5] * 5)
+
+
+def markov(*sizes: int, correlation: float) -> np.ndarray:
+    """Covariance of images (their values in a row) whose neighbours correlate so along every axis."""
+    whole = np.ones((1, 1))
+    for size in sizes:
+        whole = np.kron(whole, correlation ** np.abs(np.subtract.outer(np.arange(size), np.arange(size))))
+    return whole
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.92])
+def test_coloured_directions_have_the_covariance_of_images_whose_neighbours_correlate(correlation: float) -> None:
+    basis = torch.eye(2 * 3 * 4, dtype=torch.float64).view(24, 2, 3, 4)
+    root = coloured(basis, correlation).flatten(1).numpy()
+    np.testing.assert_allclose(root.T @ root, markov(2, 3, 4, correlation=correlation), atol=1e-12)
+
+
+def test_coloured_directions_are_exact_in_16_bit_passes_too() -> None:
+    white = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = coloured(white, 0.92)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, coloured(white, 0.92))
+
+
+def test_a_correlated_disturbance_is_the_worst_of_whitened_images() -> None:
+    """In whitened units the Hessian is R^T H R; its leading eigenvector, coloured again, is what is added."""
+    student, batch = Toy(heads=1), make_batch(seed=2)
+    x = batch.view("student")
+    make_method("vat", epsilon=0.7, xi=1e-5, power_iterations=40, correlation=0.8).losses(batch, student, None)
+    moved = (student.calls[-1][1] - x).flatten(1).numpy()
+    covariance = markov(*x.shape[1:], correlation=0.8)
+    for row, image in zip(moved, x.flatten(1), strict=True):
+        # Of all r with r^T C^-1 r = 0.7^2, the one for which r^T H r is greatest.
+        assert row @ np.linalg.inv(covariance) @ row == pytest.approx(0.7**2, rel=1e-6)
+        values, vectors = np.linalg.eigh(covariance)
+        root = vectors @ np.diag(np.sqrt(values)) @ vectors.T
+        curved = hessian(softmax(student.weights[0].detach() @ image), student.weights[0])
+        worst = root @ leading(root @ curved @ root)
+        assert abs(row @ worst) / np.linalg.norm(row) / np.linalg.norm(worst) == pytest.approx(1, abs=1e-4)
 
 
 def test_direction_found_hurts_more_than_the_start() -> None:

@@ -14,8 +14,15 @@ def new_grid(rows: int, columns: int, width: float, height: float) -> tuple[Any,
     return drawn, drawn.subplots(rows, columns, squeeze=False)
 
 
-def finish(panel: Any) -> None:
-    """The grid and the legend that every panel has; what lies under the legend shows through."""
+def finish(panel: Any, above: bool = False) -> None:
+    """The grid and the legend that every panel has: where it hides least, or in room of its own above what is drawn."""
     panel.grid(alpha=0.25)
     if panel.get_legend_handles_labels()[0]:
-        panel.legend(fontsize=8, framealpha=0.8, edgecolor="none")
+        place = {"loc": "upper center", "ncols": 2} if above else {}
+        panel.legend(fontsize=8, framealpha=0.8, edgecolor="none", **place)
+
+
+def headroom(panel: Any) -> None:
+    """Room for a legend above what is drawn."""
+    low, high = panel.get_ylim()
+    panel.set_ylim(low, high + 0.35 * (high - low))

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastswa.analysis.drawing import finish, new_grid
+from fastswa.analysis.drawing import finish, headroom, new_grid
 from fastswa.analysis.jacobians import (
     Estimate,
     Function,
@@ -308,12 +308,6 @@ def _bars(panel: Any, result: Sequence[Jacobian], shades: dict[str, str], parts:
     panel.axhline(0, color="#404040", linewidth=0.8)
 
 
-def _headroom(panel: Any) -> None:
-    """Room for the legend above what is drawn."""
-    low, high = panel.get_ylim()
-    panel.set_ylim(low, high + 0.35 * (high - low))
-
-
 def _scaled(one: Jacobian, rise: np.ndarray) -> np.ndarray:
     """The rise along rays at the last epoch as the trace that would predict it."""
     scaled: np.ndarray = 2 * one.parameters / one.distances[-1] ** 2 * rise[-1]
@@ -322,7 +316,7 @@ def _scaled(one: Jacobian, rise: np.ndarray) -> np.ndarray:
 
 def _directions(panel: Any, result: Sequence[Jacobian], shades: dict[str, str]) -> None:
     _bars(panel, result, shades, {"along_views": "towards augmented views", "along_noise": "any direction"})
-    _headroom(panel)
+    headroom(panel)
     panel.set(ylabel="E||J_x d||² / E||d||²", title="which way the inputs may move")
 
 
@@ -335,7 +329,7 @@ def _parts(panel: Any, result: Sequence[Jacobian], shades: dict[str, str]) -> No
         for number, one in enumerate(result):
             panel.errorbar(number - 0.8 / 3, one.trace[-1], yerr=2 * one.trace_error[-1], color="black", capsize=3)
             panel.errorbar(number + 0.8 / 3, one.label_part[-1], yerr=2 * one.label_error[-1], color="black", capsize=3)
-        _headroom(panel)
+        headroom(panel)
         return
     for one in result:
         panel.plot(one.epochs, one.trace, ".-", color=shades[one.run], label=f"{one.run}: tr(H)")

@@ -206,6 +206,7 @@ def draw(result: Sequence[Plane]) -> Any:
 
 
 def _contours(drawn: Any, panel: Any, one: Plane, figure: str) -> None:
+    from matplotlib.colors import BoundaryNorm
     from matplotlib.patheffects import withStroke
 
     values = getattr(one.measured, figure)
@@ -215,8 +216,10 @@ def _contours(drawn: Any, panel: Any, one: Plane, figure: str) -> None:
     if logarithmic:
         levels = np.geomspace(max(low, 1e-6), max(high, low * 1.01, 2e-6), 16)
     else:
-        levels = low + (max(high - low, 0.5)) * np.linspace(0, 1, 14) ** 1.5
-    filled = panel.contourf(one.x, one.y, values, levels=levels, cmap="viridis_r", extend="both")
+        levels = low + max(high - low, 0.5) * np.array([0, *2.0 ** np.arange(-9, 1)])
+    # A colour a level, however close they lie.
+    shades = {"cmap": "viridis_r", "norm": BoundaryNorm(levels, 256, extend="both")}
+    filled = panel.contourf(one.x, one.y, values, levels=levels, extend="both", **shades)
     bar = drawn.colorbar(filled, ax=panel, fraction=0.046, pad=0.03)
     bar.ax.set_yticks(levels[::3], [f"{level:.3g}" for level in levels[::3]])
     bar.ax.minorticks_off()
@@ -230,8 +233,10 @@ def _contours(drawn: Any, panel: Any, one: Plane, figure: str) -> None:
         marker = "o" if name.startswith("epoch") else "s"
         panel.plot(x, y, marker, color="#c0392b", markeredgecolor="white", markersize=8, zorder=4)
         outlined = {"path_effects": [withStroke(linewidth=2.5, foreground="white")], "color": "#222222", "fontsize": 9}
-        # To the left of what lies on the right, where it would run over the edge; an average's above all.
-        left = x > (one.x[0] + one.x[-1]) / 2
+        # Away from the other corners, unless it would run over the edge; an average's above all.
+        left = x < one.corners[:, 0].mean()
+        if (x - one.x[0] if left else one.x[-1] - x) < 0.25 * (one.x[-1] - one.x[0]):
+            left = not left
         place = {"xytext": (-7 if left else 7, 6 if marker == "s" else -14), "ha": "right" if left else "left"}
         panel.annotate(name, (x, y), textcoords="offset points", zorder=5, **place, **outlined)
     panel.set(xlabel="distance", ylabel="distance", xlim=(one.x[0], one.x[-1]), ylim=(one.y[0], one.y[-1]))

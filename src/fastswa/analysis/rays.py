@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastswa.analysis.drawing import finish, new_grid
+from fastswa.analysis.drawing import finish, headroom, new_grid
 from fastswa.analysis.study import Request, Study, colours
 from fastswa.analysis.subject import Subject, opened
 from fastswa.analysis.surface import FIGURES, Measured, Surface
@@ -305,7 +305,10 @@ def _finish(panel: Any, title: str, drawn: Sequence[Ray]) -> None:
     panel.set_xlabel("distance in weight space")
     panel.set_ylabel("error (%)")
     panel.set_title(title)
-    finish(panel)
+    many = len(panel.get_legend_handles_labels()[0]) > 5
+    if many:
+        headroom(panel)
+    finish(panel, above=many)
 
 
 STUDY = Study(

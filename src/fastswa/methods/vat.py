@@ -27,6 +27,25 @@ def unit(x: Tensor) -> Tensor:
     return x / length.view(-1, *[1] * (x.dim() - 1))
 
 
+def coloured(white: Tensor, correlation: float) -> Tensor:
+    """White directions (B, ...) turned into those of images whose neighbours correlate so along every axis.
+
+    Such images are a first-order Markov field, with a covariance C of correlation^|i - j| along rows, columns and
+    colours; each axis is multiplied by a root of its own. The unit ball becomes the ellipsoid of C, which is what the
+    ball around a whitened image is before whitening.
+    """
+    if correlation == 0:
+        return white
+    with torch.autocast(white.device.type, enabled=False):
+        for axis in range(1, white.dim()):
+            places = torch.arange(white.shape[axis], device=white.device)
+            behind = places.unsqueeze(1) - places
+            root = torch.where(behind >= 0, correlation ** behind.clamp(min=0).to(white.dtype), 0.0)
+            root = root * torch.where(places == 0, 1.0, math.sqrt(1 - correlation**2)).to(white.dtype)
+            white = (white.movedim(axis, -1) @ root.T).movedim(-1, axis)
+    return white
+
+
 def adversarial_direction(divergence: Callable[[Tensor], Tensor], start: Tensor, xi: float, iterations: int) -> Tensor:
     """The unit direction (B, ...) in which `divergence` (r -> (B,)) grows fastest, by power iteration.
 
@@ -57,17 +76,18 @@ class VAT(Method):
     """KL[f(x) || f(x + epsilon r)] with r the direction to which the prediction is most sensitive.
 
     The clean and the disturbed passes share one view and one dropout mask, so that only r tells them apart; with
-    `own_dropout` the disturbed one has its own mask, and consistency is asked for across masks too, as Pi does.
+    `own_dropout` the disturbed one has its own mask, and consistency is asked for across masks too, as Pi does. With a
+    `correlation` the lengths of r and of the steps towards it are those of whitened images, on which VAT was published.
     """
 
-    settings = frozenset({"weight", "ramp", "tie", "epsilon", "xi", "power_iterations", "own_dropout"})
+    settings = frozenset({"weight", "ramp", "tie", "epsilon", "xi", "power_iterations", "own_dropout", "correlation"})
     terms: ClassVar[Mapping[str, str]] = {"classification": "student", "consistency": "student", "tie": "student"}
 
     def losses(self, batch: Batch, student: Network, target: Tensor | None) -> Terms:
         x, noise = batch.view("student"), batch.noise.scope("student")
         output = student(x, noise)
         clean = probabilities(output.consistency).detach()
-        disturbance = self.config.epsilon * self._direction(batch, student, x, clean)
+        disturbance = self.config.epsilon * coloured(self._direction(batch, student, x, clean), self.config.correlation)
         with frozen_statistics(student):
             mask = batch.noise.scope("disturbed") if self.config.own_dropout else noise
             disturbed = student(x + disturbance, mask).consistency
@@ -83,7 +103,7 @@ class VAT(Method):
         return {}
 
     def _direction(self, batch: Batch, student: Network, x: Tensor, clean: Tensor) -> Tensor:
-        """The adversarial direction: in full precision where the steps are so small that 16 bits would lose them."""
+        """The adversarial direction, white: in full precision where steps are so small that 16 bits would lose them."""
         noise = batch.noise.scope("student")
         start = batch.noise.normal("vat/start", x.shape, x.dtype)
         small = self.config.xi < COARSE * math.sqrt(x[0].numel())
@@ -92,7 +112,7 @@ class VAT(Method):
             with torch.no_grad():
                 target = probabilities(student(x, noise).consistency) if small else clean
             return adversarial_direction(
-                lambda r: kl(student(x + r, noise).consistency, target),
+                lambda r: kl(student(x + coloured(r, self.config.correlation), noise).consistency, target),
                 start,
                 self.config.xi,
                 self.config.power_iterations,
