@@ -16,6 +16,7 @@ import pytest
 import fastswa
 from fastswa.arrays import is_unlabelled, to_pixels, white_of
 from fastswa.data.sources.digits import load_digits
+from fastswa.methods.flexmatch import FlexMatch
 
 pytest.importorskip("sklearn", minversion="1.6")
 
@@ -106,6 +107,20 @@ def test_the_method_follows_what_there_is(digits: tuple[np.ndarray, np.ndarray])
     assert taken(images, few, method="pi") == "pi"
     assert taken(images.reshape(300, 64) / 16.0, few) == "mean-teacher"
     assert Classifier(**SHORT).fit(images, few).history_[-1]["pseudo_labels"]
+
+
+def test_flexmatch_counts_the_unlabelled_rows_alone(
+    digits: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thresholds are shares of them: with the labelled ones among these they would never rise."""
+    told = []
+    real = FlexMatch.introduce
+    monkeypatch.setattr(
+        FlexMatch, "introduce", lambda self, count, truth: (told.append(count), real(self, count, truth))[1]
+    )
+    images, labels = digits
+    Classifier("flexmatch", **SHORT).fit(images, np.where(np.arange(300) < 240, labels, -1))
+    assert set(told) == {60}
 
 
 @pytest.mark.parametrize("method", ["mean-teacher", "pi", "supervised", "temporal-ensembling", "vat", "vat-entmin"])

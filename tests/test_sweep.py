@@ -284,14 +284,24 @@ def test_several_take_turns(home: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert_same_run(home / "runs" / PI / "seed-3", alone / "runs" / PI / "seed-3")
 
 
-def test_what_does_not_fit_beside_others_is_tried_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "short",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_what_does_not_fit_beside_others_is_tried_alone(
+    home: Path, monkeypatch: pytest.MonkeyPatch, short: RuntimeError
+) -> None:
     sizes: list[int] = []
     real = groups.attempt_together
 
     def small(attempts: Sequence[Any], say: Any, began: float | None) -> list[RunResult | Exception]:
         sizes.append(len(attempts))
         outcomes = real(attempts[:1], say, began=began)
-        return [*outcomes, *(torch.OutOfMemoryError("CUDA out of memory") for _ in attempts[1:])]
+        return [*outcomes, *(short for _ in attempts[1:])]
 
     monkeypatch.setattr(groups, "attempt_together", small)
     ended, said = sweep(home, cells_of(home, seeds=(3, 4, 5)), together=3)

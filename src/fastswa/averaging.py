@@ -209,7 +209,8 @@ class AveragedWeights:
             from fastswa.kernels.average import take_in
 
             least = 0.0 if self.decay is None else 1.0 - self.decay
-            take_in(parameters, self._means, self._lost, self._open, self._taken, least)
+            with kernels.launching():
+                take_in(parameters, self._means, self._lost, self._open, self._taken, least)
             return
         self._taken.add_(self._open)
         weight = self._open[0] / self._taken[0].clamp(min=1.0)

@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from fastswa import models
+from fastswa import kernels, models
 from fastswa.averaging import canonical, unwrap
 from fastswa.data.augment import Augment
 from fastswa.data.decode import RULES, read_array, read_image, read_picture
@@ -226,7 +226,7 @@ class TrainedModel(nn.Module):
 
     def logits(self, pixels: Tensor, batch: int | None = None) -> np.ndarray:
         """(N, classes) float32 for what `forward` takes, some at a time."""
-        with evaluating(self):
+        with evaluating(self), kernels.launching():
             parts = [self(part.to(self.device)).float().cpu().numpy() for part in pixels.split(batch or self.batch)]
         return np.concatenate(parts) if len(pixels) else np.zeros((0, len(self.classes)), np.float32)
 

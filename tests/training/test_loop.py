@@ -52,6 +52,24 @@ def test_one_line_an_evaluation(finished: Path) -> None:
     assert seconds == sorted(seconds)
 
 
+def test_all_that_is_written_is_waited_for_where_one_of_it_fails(tmp_path: Path) -> None:
+    trainer, waited = make_trainer(tiny(), tmp_path), list[str]()
+
+    class Slow:
+        def epoch_done(self, trainer: object, epoch: int) -> None: ...
+        def settle(self) -> None:
+            waited.append("observer")
+
+    def full() -> None:
+        raise OSError("no space left on device")
+
+    trainer.observers += [Slow(), Slow()]
+    trainer._writing(full)
+    with pytest.raises(OSError, match="no space"):
+        trainer.settle()
+    assert waited == ["observer"] * 2
+
+
 def test_each_line_says_how_long_edges_took_its_own_included(finished: Path) -> None:
     lines = RunFolder(finished).metrics()
     edges = [line["edge_seconds"] for line in lines]

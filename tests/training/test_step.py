@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastswa import methods
+from fastswa import beside, methods
 from fastswa.config import Config
 from fastswa.data.images import Dataset
 from fastswa.methods.mean_teacher import MeanTeacher
@@ -204,3 +204,26 @@ def test_gradients_are_the_same_where_torch_names_its_engine_otherwise(
     monkeypatch.delattr(torch.autograd.graph, "_engine_run_backward")
     theirs = stepped(tiny(), 3, tmp_path / "theirs")
     assert_identical(ours.state.tensors(), theirs.state.tensors())
+
+
+class Direct(MeanTeacher):
+    """Takes the target as it is given, as one who knows of no second stream would."""
+
+    joins = False
+
+
+@pytest.mark.parametrize(("method", "order"), [(MeanTeacher, ["student", "joined"]), (Direct, ["joined", "student"])])
+def test_a_target_made_beside_is_waited_for_by_those_who_do_not_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: type[MeanTeacher], order: list[str]
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(beside, "join", lambda made, after: (seen.append("joined"), made.clone())[1])
+    trainer = make_trainer(tiny(), tmp_path)
+    trainer.feed.load(0)
+    step = trainer.step
+    step.state.method.__class__ = method
+    step.state.student.register_forward_hook(lambda *_: seen.append("student"))
+    step.beside = True
+    values = step.feed.take()
+    step.losses(values, step.target(values))
+    assert seen == order

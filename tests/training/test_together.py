@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from traceback import extract_tb
+from weakref import ReferenceType, ref
 
 import pytest
 
@@ -11,7 +14,9 @@ from fastswa.errors import RequestError, RunError
 from fastswa.training import run as runs
 from fastswa.training.device import Compute
 from fastswa.training.folder import RunFolder
+from fastswa.training.groups import train_groups
 from fastswa.training.lanes import Lanes
+from fastswa.training.loop import Trainer
 from fastswa.training.run import NewRun, OldRun, RunResult, attempt_together, train_together
 from tiny_runs import StoppingWatcher, assert_same_run, go_on, quiet, tiny, train
 
@@ -112,6 +117,19 @@ def test_a_run_that_fails_leaves_the_others_going(tmp_path: Path) -> None:
     assert isinstance(good, RunResult)
     train(tiny({"seed": 3}), tmp_path / "solo")
     assert_same_run(tmp_path / "good", tmp_path / "solo")
+
+
+def test_an_error_that_is_kept_keeps_nothing_of_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lines stay, so that it can be told where it came from; a network and its graph would fill a GPU."""
+    held: list[ReferenceType[Trainer]] = []
+    real = Trainer.check
+    monkeypatch.setattr(Trainer, "check", lambda self: (held.append(ref(self)), real(self))[1])
+    broken = NewRun(tiny({"optimiser": {"lr": 1e38}}), tmp_path / "broken", StoppingWatcher())
+    [(_, error)] = train_groups([broken], 1, quiet)
+    assert isinstance(error, RunError)
+    gc.collect()
+    assert [trainer() for trainer in held] == [None]
+    assert len(extract_tb(error.__traceback__)) > 1
 
 
 def test_a_failure_is_raised_once_the_others_are_done(tmp_path: Path) -> None:

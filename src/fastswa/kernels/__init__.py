@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from threading import Thread
+from threading import RLock, Thread
 
 import torch
 from torch import Tensor
@@ -50,6 +50,17 @@ def prepare(work: Callable[[], object], device: torch.device) -> None:
         from fastswa.kernels.launch import rehearse
 
         rehearse(work, device)
+
+
+# Held by a rehearsal, during which no kernel is launched, and by whoever needs his to be.
+rehearsal = RLock()
+
+
+@contextmanager
+def launching() -> Iterator[None]:
+    """Kernels inside are launched, whatever other threads rehearse; the thread that does so itself is not held up."""
+    with rehearsal:
+        yield
 
 
 def gatherable(tensors: Sequence[Tensor]) -> bool:

@@ -18,6 +18,8 @@ import torch
 import triton
 from torch import Tensor
 
+from fastswa.kernels import rehearsal
+
 _heard: dict[Hashable, Callable[[], object]] | None = None
 
 
@@ -68,11 +70,12 @@ def rehearse(work: Callable[[], object], device: torch.device) -> None:
     """
     global _heard
     heard: dict[Hashable, Callable[[], object]] = {}
-    _heard = heard
-    try:
-        work()
-    finally:
-        _heard = None
+    with rehearsal:
+        _heard = heard
+        try:
+            work()
+        finally:
+            _heard = None
 
     def ready(compiling: Callable[[], object]) -> None:
         # Whatever goes wrong here does so again, and is raised, when the kernel is launched.

@@ -23,6 +23,7 @@ class MeanTeacher(Method):
     terms: ClassVar[Mapping[str, str]] = {"classification": "student", "consistency": "student", "tie": "student"}
     moves = ("student", "teacher")
     has_teacher = True
+    joins = True
 
     def target(self, batch: Batch, teacher: Network) -> Tensor:
         with torch.no_grad():

@@ -44,8 +44,8 @@ class Batch:
     "student" is as augment.student wants it, others are weak (what comes before a slash says whose it is, and nothing
     of how strong). `noise` is the step's randomness, to be scoped by pass;
     `weight` is the consistency weight at this step, a 0-dim tensor; `index` (B,) numbers the images within the training
-    set. `join(target, after)` gives the target, which may be still in the making beside the student's pass: `after` is
-    what that pass gave.
+    set. `join(target, after)` gives a method that `joins` the target, which may be still in the making beside the
+    student's pass: `after` is what that pass gave.
     """
 
     labels: Tensor
@@ -82,8 +82,10 @@ class Method:
     may send one into the teacher); `moves` names the networks that a step must move. `memory` holds tensors of
     its own that change along training (saved with the run, kept on its device, updated in place). `strong_views`
     says that it asks for them, `remembers_images` that its memory has a place for each image. `teacher_copies` has the
-    teacher start as the student does, rather than from weights of its own. `apart` says that labelled and unlabelled
-    images pass the networks as batches of their own: the batch-norm statistics of an average are then of the latter.
+    teacher start as the student does, rather than from weights of its own. `joins` says that its losses take the target
+    by the batch's `join` and not as it is: on a GPU the teacher's pass may then run beside the student's. `apart` says
+    that labelled and unlabelled images pass the networks as batches of their own: the batch-norm statistics of an
+    average are then of the latter.
     """
 
     settings: ClassVar[frozenset[str]] = frozenset()
@@ -94,6 +96,7 @@ class Method:
     strong_views: ClassVar[bool] = False
     remembers_images: ClassVar[bool] = False
     teacher_copies: ClassVar[bool] = False
+    joins: ClassVar[bool] = False
     apart: ClassVar[bool] = False
 
     def __init__(self, config: MethodConfig, *, images: int, classes: int) -> None:

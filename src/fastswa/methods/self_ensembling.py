@@ -30,6 +30,7 @@ class SelfEnsembling(Guesses):
     terms: ClassVar[Mapping[str, str]] = {"classification": "student", "consistency": "student", "tie": "student"}
     moves = ("student", "teacher")
     has_teacher = True
+    joins = True
     teacher_copies = True
     apart = True
     few = 0.01

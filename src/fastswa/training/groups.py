@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from traceback import clear_frames
 
 import torch
 
@@ -39,7 +40,9 @@ def train_groups(
         lost = any(_is_lost(outcome) for outcome in outcomes)
         for number, run in group:
             outcome = outcomes.pop(0)
-            if isinstance(outcome, torch.OutOfMemoryError) and len(group) > 1:
+            if isinstance(outcome, Exception):
+                _let_go(outcome)
+            if _is_crowded(outcome) and len(group) > 1:
                 say(f"{run.path} found too little memory beside the others; it is tried again alone.")
                 crowded.append((number, _again(run)))
             else:
@@ -47,8 +50,14 @@ def train_groups(
         if lost:
             say("the GPU can no longer be used by this process; go on in a new one.")
             return
-        del outcome  # with an exception goes what it holds on to
         release()
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Let an error keep its lines, and nothing of what ran in them: a network, its graph, their memory."""
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _again(run: _Run) -> _Run:
@@ -57,8 +66,14 @@ def _again(run: _Run) -> _Run:
     return OldRun(run.path, run.watcher) if begun else run
 
 
+def _is_crowded(outcome: RunResult | Exception) -> bool:
+    """Whether memory was short: torch's own, or what CUDA and its libraries ask for besides."""
+    said = str(outcome) if isinstance(outcome, RuntimeError) else ""
+    return isinstance(outcome, torch.OutOfMemoryError) or "out of memory" in said or "ALLOC_FAILED" in said
+
+
 def _is_lost(outcome: RunResult | Exception) -> bool:
-    return isinstance(outcome, RuntimeError) and "CUDA error" in str(outcome)
+    return isinstance(outcome, RuntimeError) and "CUDA error" in str(outcome) and not _is_crowded(outcome)
 
 
 def release() -> None:

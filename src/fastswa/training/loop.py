@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -253,9 +253,11 @@ class Trainer:
 
     def settle(self) -> None:
         """Return when everything is on the disk."""
-        self._writing.wait()
-        for observer in self.observers:
-            observer.settle()
+        with ExitStack() as all_of_it:
+            # Each is waited for, whatever went wrong with another.
+            for observer in self.observers:
+                all_of_it.callback(observer.settle)
+            all_of_it.callback(self._writing.wait)
 
     def evaluate(self) -> dict[str, Any]:
         """One line of metrics: the mean loss terms since the last one, every network's figures and the method's own."""

@@ -82,4 +82,5 @@ def train_in_memory(
 
 def _trainer(config: Config, material: Material, compute: Compute, memory: _Memory) -> Trainer:
     state = build_state(config, compute, material.facts, images=len(material.pixels))
+    state.method.introduce(material.plan.unlabelled, material.truth)
     return _Unsaved(config, material, state, compute, memory, fingerprint(to_dict(config)))

@@ -90,11 +90,13 @@ class Step:
 
     def losses(self, values: StepValues, target: Tensor | None) -> Terms:
         """The method's terms for one row of the feed."""
-        batch = self.batch(values)
-        if self.beside:
+        batch, method = self.batch(values), self.state.method
+        if self.beside and method.joins:
             batch = replace(batch, join=lambda target, after: beside.join(target, after.detach()))
+        elif self.beside and target is not None:
+            target = beside.join(target, values.consistency_weight)
         with self.compute.arithmetic():
-            return self.state.method.losses(batch, self.state.student, target)
+            return method.losses(batch, self.state.student, target)
 
     def run(self, values: StepValues) -> None:
         """One step with the given values."""
