@@ -109,6 +109,20 @@ def test_the_method_follows_what_there_is(digits: tuple[np.ndarray, np.ndarray])
     assert Classifier(**SHORT).fit(images, few).history_[-1]["pseudo_labels"]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"start": {"weights": "nowhere.safetensors"}},
+        {"data": {"extra": "nowhere"}},
+        {"checkpoint": {"keep_every": 1}},
+        {"log": {"tensorboard": True}},
+    ],
+)
+def test_settings_about_files_are_refused(digits: tuple[np.ndarray, np.ndarray], settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="has no effect on rows in memory; leave it out"):
+        Classifier(**{**SHORT, "settings": settings}).fit(*digits)
+
+
 def test_flexmatch_counts_the_unlabelled_rows_alone(
     digits: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:

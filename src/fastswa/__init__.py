@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+
+def _spin_less_where_busy() -> None:
+    """Let torch's threads on the CPU wait for one another asleep, where other work has the cores already.
+
+    They spin for milliseconds otherwise, and a step whose threads hold each other's cores takes up to a hundred times
+    as long (benchmarks/LOG.md). It is read when torch is loaded; what a person has set stays.
+    """
+    with suppress(AttributeError, OSError):  # not every system knows its load
+        if os.getloadavg()[0] >= 0.5 * (os.cpu_count() or 1) and "OMP_WAIT_POLICY" not in os.environ:
+            os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
+
+_spin_less_where_busy()
 
 _EXPORTS = {
     "AveragedWeights": "fastswa.averaging",

@@ -37,6 +37,8 @@ except ImportError as error:
 
 _LARGEST_SEED = 2**31 - 1
 _NEVER = 10**9
+# Sections of settings that are about files.
+_IDLE = ("data", "start", "checkpoint", "log", "analysis")
 
 
 class Classifier(ClassifierMixin, BaseEstimator):
@@ -106,6 +108,9 @@ class Classifier(ClassifierMixin, BaseEstimator):
         given = self.settings or {}
         if self.minutes is not None and not self.minutes > 0:
             raise ValueError(f"minutes must be above zero, not {self.minutes}.")
+        for name in flatten(given):
+            if name.partition(".")[0] in _IDLE:
+                raise ValueError(f"settings: {name} has no effect on rows in memory; leave it out.")
         if self.epochs is not None and "epochs" in given.get("schedule", {}):
             raise ValueError("epochs and settings['schedule']['epochs'] both say how long to train; give one of them.")
         features = isinstance(dataset.train, FeatureSet)

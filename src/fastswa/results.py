@@ -37,6 +37,8 @@ def record(run: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RequestError(f"{run / 'environment.json'} cannot be read: {error}.") from error
     wall = environment.pop("wall_seconds", None)
+    if environment.get("parent"):
+        environment["parent"]["run"] = Path(environment["parent"]["run"]).name
     return {
         "fingerprint": fingerprint(settings),
         "seed": config.seed,

@@ -17,11 +17,18 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.writing")
     try:
         yield temporary
+        _flush(temporary)
         os.replace(temporary, path)
     finally:
         # On a full disk half a file would take the room that is left.
         with suppress(OSError):
             temporary.unlink()
+
+
+def _flush(path: Path) -> None:
+    """Have a file on the disk before it takes another's place: a power cut would leave an empty one."""
+    with path.open("rb+") as stream:
+        os.fsync(stream.fileno())
 
 
 def reason(error: Exception) -> str:

@@ -101,6 +101,7 @@ def test_labels_may_be_numbers_of_any_kind(place: Path) -> None:
             "a.png,0,\nb.png,1,\nc.png,-1,\n",
             ", line 4: -1 would be a class beside 0; leave the label of an unlabelled image empty, or call the class",
         ),
+        ("a.png,cat,\nb.png,dog,\nc.png,-1,\n", ", line 4: -1 would be a class beside cat; leave the label"),
         (",cat,\n", ", line 2: the path is empty."),
         ("sub/e, f.png,cat,\n", ", line 2: 4 values for 3 columns; put quotes around commas in a path."),
         ("a.png,cat,\n", " holds one labelled image, and so only one class, 'cat'; a classifier needs at least two."),

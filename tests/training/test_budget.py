@@ -84,6 +84,20 @@ def test_how_often_to_evaluate_can_be_given() -> None:
     assert 0.9 * 600 < duration(shape.applied(config), CHEAP, steps=shape.steps, networks=2, images=1000) <= 600
 
 
+def test_what_else_it_would_choose_can_be_given() -> None:
+    evaluation = OWN.evaluation.model_copy(update={"refresh": 100})
+    config = OWN.model_copy(
+        update={"evaluation": evaluation, "checkpoint": OWN.checkpoint.model_copy(update={"every": 1})}
+    )
+    slow = Costs(0, 0.1, 0, 0.5)
+    for given, expected in ((set(), None), ({"evaluation.refresh", "checkpoint.every"}, (100, 1))):
+        applied = fitted(config, slow, steps=100, networks=2, images=0, seconds=60, given=given).applied(config)
+        found = applied.evaluation.refresh, applied.checkpoint.every
+        assert found == expected if expected else found[0] < 100 and found[1] > 1
+    with pytest.raises(RequestError, match=r"--minutes and schedule\.preset both say how long"):
+        Budget(1.0, {"schedule.preset"})
+
+
 def test_no_time_at_all_makes_the_shortest_run_there_is() -> None:
     for seconds in (0.0, -5.0):
         shape = fitted(OWN, CHEAP, steps=100, networks=2, images=100, seconds=seconds)

@@ -287,12 +287,12 @@ def test_what_the_corrections_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Simulated(monkeypatch, 300).run(SPEEDS["faster"], corrected=False) < 0.9
 
 
-def test_a_machine_that_became_far_too_slow_gets_a_quarter_of_the_steps_at_least(
+def test_a_machine_that_became_far_too_slow_gets_a_quarter_of_the_steps_until_the_time_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     simulated = Simulated(monkeypatch, 300)
-    assert simulated.run(lambda part: 5.0) > 1
-    assert {steps for _, steps in simulated.pace.changes} == {round(0.25 * simulated.pace.steps)}
+    assert 1 < simulated.run(lambda part: 5.0) < 1.2
+    assert [steps for _, steps in simulated.pace.changes] == [round(0.25 * simulated.pace.steps), 1]
 
 
 def test_epochs_of_single_steps_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,13 @@ def test_a_run_through_a_window_resumes_exactly(source: Path, tmp_path: Path, st
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
+def test_fewer_extra_images_than_it_began_with_are_refused(source: Path, tmp_path: Path) -> None:
+    train(with_extra(source), tmp_path / "run", StoppingWatcher(stop=4))
+    np.save(source, np.load(source)[:300])
+    with pytest.raises(RequestError, match=r"the extra images of .*more\.npy are not those that"):
+        go_on(tmp_path / "run")
+
+
 @pytest.mark.usefixtures("scarce")
 def test_every_epoch_but_the_first_is_read_ahead(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run whose length is known only after its images are there, too; nothing is read that nobody trains on."""

@@ -64,6 +64,7 @@ def test_a_fork_starts_with_its_parents_state_and_records_it(finished: Path, tmp
     assert parent == {
         "run": str(finished),
         "epoch": 2.0,
+        "step": 6,
         "fingerprint": fingerprint(to_dict(RunFolder(finished).config())),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from fastswa.config import RESUMABLE
 from fastswa.errors import RequestError
 from fastswa.layers import fields
 from fastswa.training.folder import RunFolder
+from fastswa.training.run import train_new
 from tiny_runs import (
     EPOCHS,
     FLAGS,
@@ -221,6 +223,83 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
         assert len(result.metrics) == EPOCHS
     assert_identical(models(run), before[0])
     assert ((run / "metrics.jsonl").read_text(), (run / "config.toml").read_text()) == before[1:]
+
+
+def kept(run: Path) -> dict[str, bytes]:
+    """Every file of a run."""
+    return {str(file.relative_to(run)): file.read_bytes() for file in sorted(run.rglob("*")) if file.is_file()}
+
+
+def test_a_finished_run_without_checkpoints_is_a_finished_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(tiny(), run)
+    shutil.rmtree(run / "checkpoint")
+    before = kept(run)
+    result, said = go_on(run)
+    assert (result.finished, said) == (True, [f"{run} already reached epoch 4; nothing to do."])
+    assert kept(run) == before
+
+
+def test_a_run_that_is_past_the_epochs_asked_for_stays_as_it_is(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(tiny(), run, StoppingWatcher(stop=7))
+    before = kept(run)
+    with pytest.raises(RequestError, match=r"is at epoch 2.33333 already, past the 1 asked for; give --epochs 3 or"):
+        go_on(run, schedule={"epochs": 1})
+    assert kept(run) == before
+
+
+def test_a_resume_that_is_refused_has_changed_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last checkpoint is gone, so that what came after the one before it would be done again."""
+    run = tmp_path / "run"
+    train_new(tiny({"checkpoint": {"keep_every": 1}}), run, StoppingWatcher(stop=9), lambda line: None)
+    shutil.rmtree(run / "checkpoint" / max(path.name for path in (run / "checkpoint").iterdir()))
+    before = kept(run)
+
+    def full(*_: object) -> None:
+        raise RequestError("the disk is full.")
+
+    monkeypatch.setattr("fastswa.training.run.announce", full)
+    with pytest.raises(RequestError, match="the disk is full"):
+        go_on(run, schedule={"epochs": 6})
+    assert kept(run) == before
+
+
+def test_a_step_stays_in_its_epoch(tmp_path: Path) -> None:
+    """The pace is what a run writes while it trains, and no part of what it is known by."""
+    run = tmp_path / "run"
+    train(tiny({"batch": {"pace": [[1, 2]]}}), run, StoppingWatcher(stop=6))
+    before = kept(run)
+    text, config = (run / "config.toml").read_text(), RunFolder(run).config()
+    RunFolder(run).write_config(config.model_copy(update={"batch": config.batch.model_copy(update={"pace": None})}))
+    with pytest.raises(RequestError, match=r"step 6 was in epoch 2.5 when .* was saved, and would be in 2 now"):
+        go_on(run)
+    (run / "config.toml").write_text(text)
+    assert kept(run) == before
+    assert go_on(run)[0].finished
+
+
+def test_other_labelled_images_are_refused(tmp_path: Path) -> None:
+    run, split = tmp_path / "run", tmp_path / "labelled.txt"
+    split.write_text("\n".join(map(str, range(100))))
+    train(tiny({"split": {"file": str(split)}}), run, StoppingWatcher(stop=4))
+    before = kept(run)
+    split.write_text("\n".join(map(str, range(1, 101))))
+    with pytest.raises(RequestError, match=r"labelled.txt takes as labelled or for validation are not those that"):
+        go_on(run)
+    assert kept(run) == before
+    split.write_text("\n".join(map(str, range(100))))
+    assert go_on(run)[0].finished
+
+
+def test_a_run_of_before_its_images_were_written_down_goes_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(tiny(), run, StoppingWatcher(stop=4))
+    facts = json.loads((run / "environment.json").read_text())
+    for name in ("drawn", "images", "extra_images"):
+        del facts[name]
+    (run / "environment.json").write_text(json.dumps(facts))
+    assert go_on(run)[0].finished
 
 
 def test_cadence_and_threads_may_change_on_resume(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from conftest import Command
 from fastswa.config import Config
 from fastswa.errors import RequestError, RunError
 from fastswa.training import groups
+from fastswa.training.folder import RunFolder
 from fastswa.training.lanes import Lanes
 from fastswa.training.run import NewRun, RunResult, Say
 from fastswa.training.seeds import resume_seeds, summarise, train_seeds
@@ -127,6 +128,17 @@ def test_seeds_that_a_kill_came_before_are_gone_on_with_too(command: Command, tm
         train(tiny({"seed": seed}, same), tmp_path / f"solo-{seed}")
         assert_same_run(out / f"seed-{seed}", tmp_path / f"solo-{seed}")
     assert (out / "seed-4/config.toml").read_bytes() == (tmp_path / "solo-4/config.toml").read_bytes()
+
+
+def test_a_run_that_can_be_gone_on_with_knows_the_seeds_to_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its settings, by which a folder is known as a run's, are written after everything else of its beginning."""
+    written: list[str] = []
+    real = RunFolder._write
+    monkeypatch.setattr(RunFolder, "_write", lambda self, name, text: (written.append(name), real(self, name, text))[1])
+    train_seeds([tiny({"seed": 3})], tmp_path / "runs", {3: StoppingWatcher(stop=1)}, quiet)
+    assert written[:2] == ["environment.json", "config.toml"]
 
 
 def test_every_seed_that_fails_is_said(tmp_path: Path) -> None:

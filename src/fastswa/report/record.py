@@ -52,7 +52,7 @@ class RunRecord:
 
     @property
     def finished(self) -> bool:
-        return self.models_epoch == self.config.schedule.epochs
+        return self.models_epoch is not None and self.models_epoch >= self.config.schedule.epochs
 
     @property
     def trained(self) -> bool:
@@ -124,7 +124,8 @@ class RunRecord:
         steps, epoch = int(last["step"]), float(last["epoch"])
         parent = self.environment.get("parent")
         if isinstance(parent, dict) and epoch > 0:
-            steps -= round(float(parent.get("epoch", 0)) * steps / epoch)
+            # Those of before it was written there had epochs of one length.
+            steps -= int(parent.get("step", round(float(parent.get("epoch", 0)) * steps / epoch)))
         return Cost(float(last.get("seconds", 0.0)), steps, steps * self.config.batch.size)
 
     @property

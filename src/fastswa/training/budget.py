@@ -44,12 +44,17 @@ STEPS_A_REFRESHED_BATCH, FEWEST_REFRESHED = 40, 5
 ENOUGH = 0.7
 # A run that is corrected on the way may end nearer to its time: only what follows the last correction is a guess.
 AIMED_AT = 0.985
-# Of the steps planned for an epoch, what it keeps however slow the machine has become, and what it may get where other
-# work slowed the measurement down.
+# Of the steps planned for an epoch, what it keeps however slow the machine has become, while there is time left, and
+# what it may get where other work slowed the measurement down.
 FEWEST_KEPT, MOST_GIVEN = 0.25, 8
 REPORT = 2.0  # a report's own seconds, beside those of the images that it looks at
 
-DECIDED = ("schedule.epochs", "schedule.steps", "schedule.length", "schedule.period", "schedule.cycle", "batch.steps")
+DECIDED = (
+    *("schedule.epochs", "schedule.steps", "schedule.length", "schedule.period", "schedule.cycle", "schedule.preset"),
+    "batch.steps",
+)
+# What it chooses where nobody else did.
+CHOSEN = ("evaluation.every", "evaluation.refresh", "checkpoint.every")
 
 
 @dataclass(frozen=True)
@@ -120,13 +125,14 @@ class Budget:
                 raise RequestError(
                     f"--minutes {self.minutes:g} is too short: a step takes {seconds_text(costs.step)} here and "
                     f"measuring a network {seconds_text(images * costs.image)}, so that even {FEWEST_EPOCHS} steps "
-                    f"need {least / 60:.{1 if least >= 6 else 2}f} minutes; give more, or a smaller --data.size."
+                    f"need {least / 60:.{1 if least >= 6 else 2}f} minutes; give more, or a smaller --data.size, or "
+                    "train where nothing else runs."
                 )
-            late = " (the shortest run there is)" if shape.seconds > left else ""
-            tell(
-                f"length: {shape.epochs} epochs of {shape.steps} steps, {seconds_text(costs.step)} each as measured, "
-                f"to end within {self.minutes:g} min{late}"
-            )
+            end = f"to end within {self.minutes:g} min"
+            if shape.seconds > left:
+                end = f"the shortest run there is, some {(seconds - left + shape.seconds) / 60:.2g} min"
+            length = f"{shape.epochs} epochs of {shape.steps} steps"
+            tell(f"length: {length}, {seconds_text(costs.step)} each as measured, {end}")
             self._changes = shape.applied
             if self.alone:
                 self.pacer = Timekeeper(self.began + AIMED_AT * seconds - report, costs, networks, images)
@@ -226,10 +232,12 @@ def fitted(
     """The longest run that `seconds` hold, of epochs of `steps` steps or, where these were too few, of shorter ones.
 
     Besides the averages, `networks` are measured on `images`: now and then for a small part of the time, and at the
-    end. `evaluation.every`, if `given`, stands.
+    end. What is `given` of CHOSEN stands.
     """
     seconds = max(seconds, 0.0)
-    refresh = min(config.evaluation.refresh, max(int(seconds / costs.step / STEPS_A_REFRESHED_BATCH), FEWEST_REFRESHED))
+    refresh = config.evaluation.refresh
+    if "evaluation.refresh" not in given:
+        refresh = min(refresh, max(int(seconds / costs.step / STEPS_A_REFRESHED_BATCH), FEWEST_REFRESHED))
     config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"refresh": refresh})})
 
     def evaluation(part: float) -> float:
@@ -252,8 +260,9 @@ def fitted(
     saves = max(
         min(epochs // MOST_CHECKPOINTS, int(60 / of_epoch)), int(costs.checkpoint / CHECKPOINTING / of_epoch), 1
     )
+    saves = config.checkpoint.every if "checkpoint.every" in given else min(saves, epochs)
     taken = costs.start + epochs * (of_epoch + beside) + last
-    return Shape(epochs, steps, every, min(saves, epochs), refresh, taken)
+    return Shape(epochs, steps, every, saves, refresh, taken)
 
 
 def retimed_plan(plan: BatchPlan, config: Config) -> BatchPlan:
@@ -288,7 +297,8 @@ class Timekeeper:
         each = max((spent - then) / (step - done) for then, done in before)
         pace = trainer.pace
         left = self.end - now - self._to_come(trainer, epoch) - pace.of(epoch) * each
-        fewest = max(round(FEWEST_KEPT * pace.steps), 1)
+        # Where the time is over already, what is left is as short as can be.
+        fewest = max(round(FEWEST_KEPT * pace.steps), 1) if left > 0 else 1
         fitting = int(left / max(each, 1e-9) / (epochs - epoch - 1))
         steps = min(max(fitting, fewest), pace.most)
         return None if steps == pace.of(epoch) else steps

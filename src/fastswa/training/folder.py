@@ -50,15 +50,23 @@ class RunFolder:
         if any(self.path.glob("seed-*/config.toml")):
             raise RequestError(f"{self.path} holds the runs of several seeds; choose another --out.")
 
-    def create(self, config: Config) -> None:
-        """Make the folder of a new run."""
+    def create(
+        self, config: Config, facts: Mapping[str, Any] | None = None, domains: Mapping[str, Any] | None = None
+    ) -> None:
+        """Make the folder of a new run. Its settings come last: where they are, all that a resume needs is."""
         self.refuse_taken()
         with _writing(self.path, RequestError):
             self.path.mkdir(parents=True, exist_ok=True)
         try:
+            if domains is not None:
+                self._write("domains.json", json.dumps(domains, indent=2) + "\n")
+            if facts is not None:
+                self.write_environment(facts)
             self.write_config(config)
         except RunError:
             with suppress(OSError):  # it holds other files
+                for name in ("domains.json", "environment.json"):
+                    (self.path / name).unlink(missing_ok=True)
                 self.path.rmdir()
             raise
 
@@ -99,10 +107,6 @@ class RunFolder:
     def write_environment(self, facts: Mapping[str, Any]) -> None:
         self._write("environment.json", json.dumps({**environment(), **facts}, indent=2) + "\n")
 
-    def write_domains(self, facts: Mapping[str, Any]) -> None:
-        """Which classes of two domains were matched, which were left out, and how many images each has."""
-        self._write("domains.json", json.dumps(facts, indent=2) + "\n")
-
     def keep_environment(self, facts: Mapping[str, Any]) -> None:
         """Write the environment if a kill came before it was written."""
         if not (self.path / "environment.json").exists():
@@ -129,7 +133,7 @@ class RunFolder:
         for line in self._metrics.read_bytes().splitlines():
             try:
                 parsed = json.loads(line)
-                parsed["step"]
+                parsed["step"] + parsed.get("epoch", 0)  # numbers
             except (ValueError, KeyError, TypeError):
                 continue
             lines.append(parsed)

@@ -28,7 +28,8 @@ def fork(config: Config, state: State, pace: Pace, say: Callable[[str], None]) -
         if name.startswith("student."):
             raise RequestError(f"{source} cannot be forked: its network has {name} besides.")
     epoch = float(facts["epoch"])
-    if pace.steps != facts["steps_per_epoch"] and not epoch.is_integer():
+    theirs_then = Pace(facts["steps_per_epoch"], folder.config().batch.pace or ()).of(int(epoch))
+    if not epoch.is_integer() and pace.of(int(epoch)) != theirs_then:
         raise RequestError(f"{source} stopped within an epoch, and the fork's epochs have another length.")
     parent_averages = to_dict(folder.config()).get("averaging", {})
     own_averages = to_dict(config).get("averaging", {})
@@ -50,7 +51,7 @@ def fork(config: Config, state: State, pace: Pace, say: Callable[[str], None]) -
             average.last_due = facts["averages"][name]["last_due"]
         else:
             average.update(epoch)
-    return {"run": source, "epoch": epoch, "fingerprint": facts["fingerprint"]}
+    return {"run": source, "epoch": epoch, "step": state.step, "fingerprint": facts["fingerprint"]}
 
 
 def checkpoint_of(run: str, say: Callable[[str], None]) -> tuple[RunFolder, Checkpoint]:

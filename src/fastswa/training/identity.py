@@ -24,8 +24,9 @@ def fingerprint(settings: Mapping[str, Any]) -> str:
 
 def identity(settings: Mapping[str, Any]) -> str:
     """The fingerprint with data of one's own unnamed: they are known by their content, wherever they lie."""
-    own = {name: "" for name in MOVABLE if is_own(settings["data"].get(name))}
-    return fingerprint({**settings, "data": {**settings["data"], **own}})
+    data = settings.get("data", {})
+    own = {name: "" for name in MOVABLE if is_own(data.get(name))}
+    return fingerprint({**settings, "data": {**data, **own}})
 
 
 def is_own(source: str | None) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
 
 from fastswa import kernels
 from fastswa.config import RESUMABLE, Config, to_dict
@@ -29,7 +33,7 @@ from fastswa.training.iterates import IterateKeeper, announce, drop_iterates
 from fastswa.training.lanes import Lanes
 from fastswa.training.loop import Trainer, Watcher
 from fastswa.training.setup import Material, load_data, load_extra_data, prepare, with_data_defaults
-from fastswa.training.state import State, build_state
+from fastswa.training.state import build_state
 from fastswa.training.tensorboard import TensorBoardWatcher
 
 Say = Callable[[str], None]
@@ -95,11 +99,8 @@ class NewRun:
         trainer.check()
         announce(trainer, say)
         watcher = _watched(config, self.watcher, self.path)
-        trainer.folder.create(config)
-        if domains is not None:
-            trainer.folder.write_domains(domain_facts(dataset, domains))
-        facts = {**_facts(trainer), "images": _counted(dataset), "together": together, "parent": parent}
-        trainer.folder.write_environment({**facts, **self.facts})
+        matched = None if domains is None else domain_facts(dataset, domains)
+        trainer.folder.create(config, {**_facts(trainer, dataset, together, parent), **self.facts}, matched)
         if parent is not None:
             trainer.save()
         return trainer, watcher
@@ -141,35 +142,37 @@ class OldRun:
                 "put the settings back, or fork the run with `fastswa train --from`."
             )
         dataset = load_data(config)
-        counted = folder.known_environment().get("images", _counted(dataset))
-        if (content and content != dataset.digest()) or counted != _counted(dataset):
-            raise RequestError(
-                f"the images or labels of {' or '.join(_sources(config))} are not those that {self.path} was trained "
-                "on; put them back, or train anew."
-            )
+        if content and content != dataset.digest():
+            raise _changed(f"the images or labels of {' or '.join(_sources(config))}", self.path)
         trainer = _trainer(config, dataset, compute, folder, say, fresh=checkpoint is None)
-        state = trainer.state
+        _refuse_others(folder, trainer, dataset)
+        state, parent = trainer.state, None
+        if checkpoint is not None:
+            _restore(trainer, checkpoint, folder)
+        # A finished run stays one when its checkpoints were removed.
+        over = checkpoint is None or state.step >= trainer.total_steps
+        last = config.schedule.epochs if checkpoint is None else trainer.epoch
+        if over and folder.models_epoch() == last:
+            say(f"{self.path} already reached epoch {int(last)}; nothing to do.")
+            trainer.finished = True
+            return trainer, self.watcher
         if checkpoint is None:
             beginning = f"its parent {config.start.run}" if config.start.run else "step 0"
             say(f"{self.path} has no whole checkpoint; starting from {beginning}.")
             parent = fork(config, state, trainer.pace, say) if config.start.run else None
-            facts = {**_facts(trainer), "images": _counted(dataset), "together": together, "parent": parent}
-            folder.keep_environment(facts)
-        else:
-            _restore(state, checkpoint, self.path)
-            trainer.seconds = checkpoint.facts["seconds"]
-            trainer.edge_seconds = checkpoint.facts.get("edge_seconds", 0.0)
-            trainer.overhead = _overhead(checkpoint.facts, folder.known_environment())
-        done = state.step if checkpoint is not None else -1
-        folder.drop_metrics_after(done)
-        drop_iterates(self.path, after=done)
-        if state.step >= trainer.total_steps and folder.models_epoch() == trainer.epoch:
-            say(f"{self.path} already reached epoch {int(trainer.epoch)}; nothing to do.")
-            trainer.finished = True
-            return trainer, self.watcher
+        elif state.step > trainer.total_steps:
+            raise RequestError(
+                f"{self.path} is at epoch {trainer.epoch:g} already, past the {config.schedule.epochs} asked for; "
+                f"give --epochs {math.ceil(trainer.epoch)} or more."
+            )
         trainer.check()
         announce(trainer, say)
         watcher = _watched(config, self.watcher, self.path)
+        # Nothing is changed before this line, which goes back to the checkpoint.
+        done = -1 if checkpoint is None else state.step
+        folder.drop_metrics_after(done)
+        drop_iterates(self.path, after=done)
+        folder.keep_environment(_facts(trainer, dataset, together, parent))
         folder.write_config(config)
         most = max(together, folder.known_environment().get("together", 1))
         folder.amend_environment(together=most, wall_seconds=None)
@@ -296,18 +299,42 @@ def _steps(begun: Begun | None, number: int, failures: dict[int, Exception]) -> 
         failures[number] = error
 
 
-def _facts(trainer: Trainer) -> dict[str, Any]:
-    """Where and how a run computes, and how many images it has beside its own, for its record."""
+def _facts(trainer: Trainer, dataset: Dataset, together: int, parent: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Where and how a run computes, on which images and beside how many others, for its record."""
+    how = {**trainer.compute.facts(), "engine": trainer.step.engine}
+    return {**how, **_images(trainer, dataset), "together": together, "parent": parent}
+
+
+def _images(trainer: Trainer, dataset: Dataset) -> dict[str, Any]:
+    """How many images a run trains on, its own and extra ones, and is tested on, which tells a part of a published set
+    from all of it; and which of them are labelled and unlabelled, as a hash."""
+    plan = trainer.material.plan
+    drawn = hashlib.blake2b(digest_size=8)
+    for numbers in (plan.labelled_images, plan.unlabelled_images):
+        drawn.update(np.asarray(numbers, np.int64).tobytes() + b"|")
     return {
-        **trainer.compute.facts(),
-        "engine": trainer.step.engine,
-        "extra_images": trainer.material.plan.extras,
+        "images": {"train": len(dataset.train), "test": 0 if dataset.test is None else len(dataset.test)},
+        "extra_images": plan.extras,
+        "drawn": drawn.hexdigest(),
     }
 
 
-def _counted(dataset: Dataset) -> dict[str, int]:
-    """How many images a run trains on and is tested on, which tells a part of a published set from all of it."""
-    return {"train": len(dataset.train), "test": 0 if dataset.test is None else len(dataset.test)}
+def _refuse_others(folder: RunFolder, trainer: Trainer, dataset: Dataset) -> None:
+    """Refuse images that are not those of the run's beginning, as far as its folder says what these were."""
+    known, now = folder.known_environment(), _images(trainer, dataset)
+    config = trainer.config
+    names = {
+        "images": f"the images or labels of {' or '.join(_sources(config))}",
+        "extra_images": f"the extra images of {config.data.extra}",
+        "drawn": f"the images that {config.split.file or 'the split'} takes as labelled or for validation",
+    }
+    for fact, name in names.items():
+        if known.get(fact, now[fact]) != now[fact]:
+            raise _changed(name, folder.path)
+
+
+def _changed(what: str, path: Path) -> RequestError:
+    return RequestError(f"{what} are not those that {path} was trained on; put them back, or train anew.")
 
 
 def _watched(config: Config, watcher: Watcher, path: Path) -> Watcher:
@@ -361,8 +388,18 @@ def _retimed(trainer: Trainer, config: Config) -> Trainer:
     return _assembled(config, material, trainer.compute, trainer.folder, content)
 
 
-def _restore(state: State, checkpoint: Checkpoint, path: Path) -> None:
+def _restore(trainer: Trainer, checkpoint: Checkpoint, folder: RunFolder) -> None:
+    """Go back to a checkpoint's state, in the epoch that it was saved in."""
+    path, facts = folder.path, checkpoint.facts
     try:
-        state.restore(checkpoint.tensors, checkpoint.facts)
+        trainer.state.restore(checkpoint.tensors, facts)
     except (ValueError, KeyError, RuntimeError) as error:
         raise RequestError(f"the checkpoint in {path} does not fit this run: {error}.") from error
+    if not math.isclose(trainer.epoch, facts["epoch"], rel_tol=1e-9):
+        raise RequestError(
+            f"step {trainer.state.step} was in epoch {facts['epoch']:g} when {path} was saved, and would be in "
+            f"{trainer.epoch:g} now: its epochs have another number of steps; put its config.toml and its images back."
+        )
+    trainer.seconds = facts["seconds"]
+    trainer.edge_seconds = facts.get("edge_seconds", 0.0)
+    trainer.overhead = _overhead(facts, folder.known_environment())

@@ -44,13 +44,14 @@ def run(arguments: Arguments) -> int:
     from fastswa.analysis.asked import asked_after, refuse_missing, study_after_training
     from fastswa.console import ConsoleWatcher, say
     from fastswa.report.after import report_after_training
-    from fastswa.training.budget import Budget
+    from fastswa.training.budget import CHOSEN, Budget
     from fastswa.training.run import train_new
     from fastswa.training.seeds import train_seeds
 
     budget = None
     if "--minutes" in arguments:
-        given = flatten(flags).keys()
+        written = flatten(file_layer(Path(arguments.options["--config"]))) if "--config" in arguments else {}
+        given = {*flatten(flags), *(written.keys() & {*CHOSEN})}
         budget = Budget(
             arguments.number("--minutes", 0.0),
             given,

@@ -73,7 +73,9 @@ class _Rows:
             raise RequestError(f"{self.file}, line {line}: a test image needs a label.")
         found = find_listed(self.file.parent, path)
         if found is None:
-            self.missing[path] = f"{self.file}, line {line}: there is no file {path}."
+            elsewhere = " beside it, where its paths begin; there is one in the current folder"
+            here = elsewhere if os.path.isfile(path) else ""
+            self.missing[path] = f"{self.file}, line {line}: there is no file {path}{here}."
             if not skip_bad:
                 raise RequestError(self.missing[path])
             return
@@ -104,12 +106,13 @@ class _Rows:
         )
 
     def _refuse_minus_one(self, classes: list[str]) -> None:
-        """RequestError where -1 is a label beside 0, 1, …: elsewhere it means that there is none."""
-        if {"-1", "0"} <= set(classes) and all(name.removeprefix("-").isdecimal() for name in classes):
+        """RequestError where -1 is a label beside 0 or several others: elsewhere it means that there is none."""
+        others = sorted({*classes} - {"-1"})
+        if len(others) < len(classes) and ("0" in others or len(others) > 1):
             line = self.lines[self.labels.index(self.names["-1"])]
             raise RequestError(
-                f"{self.file}, line {line}: -1 would be a class beside 0; leave the label of an unlabelled image "
-                "empty, or call the class otherwise."
+                f"{self.file}, line {line}: -1 would be a class beside {others[0]}; leave the label of an unlabelled "
+                "image empty, or call the class otherwise."
             )
 
     def listing(self, target: bool = False) -> ImageFiles:

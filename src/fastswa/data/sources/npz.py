@@ -12,6 +12,7 @@ import numpy as np
 
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
 from fastswa.errors import RequestError
+from fastswa.whole import reason
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test", "x_unlabelled", "classes")
 
@@ -57,6 +58,11 @@ def _read(path: Path, target: bool) -> dict[str, np.ndarray]:
     """The known arrays of the file, none of them pickled, with every key that must go with another."""
     if not path.is_file():
         raise RequestError(f"{path}: there is no such file; give the path of an .npz file.")
+    try:
+        with path.open("rb"):  # what may not be read is none of the following
+            pass
+    except OSError as error:
+        raise RequestError(f"cannot read {path}: {reason(error)}.") from error
     try:
         if not zipfile.is_zipfile(path):
             raise RequestError(f"{path} is not an .npz file or is truncated; write it again with numpy.savez.")
