@@ -116,7 +116,7 @@ def test_how_far_recipes_train(name: str, epochs: int) -> None:
 def test_the_4k_recipes_keep_the_settings_they_came_with() -> None:
     layers = {name: recipe_layer(name) for name in ROWS if name.startswith("cifar10-cnn") and name.endswith("-4k")}
     assert len(layers) == 10
-    vat = {"weight": 1, "ramp": 0, "epsilon": 20, "xi": 10}
+    vat = {"weight": 1, "ramp": 0, "epsilon": 4, "xi": 10, "own_dropout": True, "correlation": 0.92}
     del layers["cifar10-cnn-mean-teacher-often-4k"]
     methods = {name: layer["method"] for name, layer in layers.items()}
     assert methods == {
