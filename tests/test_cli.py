@@ -190,6 +190,9 @@ def test_what_was_not_foreseen_is_one_line_too(monkeypatch: pytest.MonkeyPatch, 
     def interrupted(arguments: cli.Arguments) -> int:
         raise KeyboardInterrupt
 
+    def locked(arguments: cli.Arguments) -> int:
+        raise PermissionError(13, "Permission denied", "runs/other/config.toml")
+
     verb = cli.VERBS["recipes"]
     monkeypatch.setitem(cli.VERBS, "recipes", cli.Verb(fails, verb.usage, verb.summary, verb.options))
     line = "fastswa: failed: ZeroDivisionError: first line second line (--debug shows where).\n"
@@ -198,6 +201,9 @@ def test_what_was_not_foreseen_is_one_line_too(monkeypatch: pytest.MonkeyPatch, 
         command("recipes", "--debug")
     monkeypatch.setitem(cli.VERBS, "recipes", cli.Verb(interrupted, verb.usage, verb.summary, verb.options))
     assert command("recipes") == (1, "", "fastswa: interrupted.\n")
+    monkeypatch.setitem(cli.VERBS, "recipes", cli.Verb(locked, verb.usage, verb.summary, verb.options))
+    line = "fastswa: runs/other/config.toml may not be read or written: Permission denied.\n"
+    assert command("recipes") == (1, "", line)
 
 
 def python(*words: str) -> subprocess.CompletedProcess[str]:

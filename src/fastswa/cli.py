@@ -90,6 +90,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Nobody reads any more; what is still buffered must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except PermissionError as error:
+        if debug:
+            raise
+        _complain(f"{error.filename or 'a file'} may not be read or written: {error.strerror}.")
+        return 1
     except Exception as error:
         if debug:
             raise

@@ -225,6 +225,15 @@ def test_runs_that_repeat_a_seed_are_one_and_other_lengths_and_widths_other_sett
     }
 
 
+def test_a_seed_with_other_settings_is_no_repeat_and_corrected_epochs_are_counted(tmp_path: Path) -> None:
+    errors = {"student": 5.0, "ema": 5.0, "fast_swa": 4.0}
+    write(tmp_path, FOUR, 10, errors)
+    write(tmp_path, FOUR, 10, {**errors, "fast_swa": 5.0}, optimiser={"lr": 0.01})
+    assert [run.errors["fast-swa"] for run in paired_runs(load_results(tmp_path))] == [4.0, 5.0]
+    write(tmp_path, FOUR, 11, errors, batch={"pace": [[1, 1]]})
+    assert paired_runs(load_results(tmp_path))[-1].setting.endswith(", 1,124 steps")
+
+
 def test_averages_are_compared_with_the_student_of_refreshed_statistics_where_a_run_has_it(tmp_path: Path) -> None:
     write(tmp_path, FOUR, 10, {"student": 5.0, "last": 4.8, "ema": 4.9, "fast_swa": 4.6})
     write(tmp_path, FOUR, 11, {"student": 5.0, "last": 4.9, "ema": 4.6, "fast_swa": 4.5})

@@ -28,6 +28,8 @@ MARGIN = 0.35
 POINTS = 21
 # What is left of points on one line by numbers of 32 bits, as a part of their distance.
 _ROUNDING = 1e-5
+# In %: how far above the lowest test error its next level is drawn.
+NEXT = 0.2
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,8 @@ def _contours(drawn: Any, panel: Any, one: Plane, figure: str) -> None:
     if logarithmic:
         levels = np.geomspace(max(low, 1e-6), max(high, low * 1.01, 2e-6), 16)
     else:
-        levels = low + max(high - low, 0.5) * np.array([0, *2.0 ** np.arange(-9, 1)])
+        span = max(high - low, 0.5)
+        levels = low + span * np.linspace(0, 1, 12) ** max(np.log(span / NEXT) / np.log(11), 1.0)
     # A colour a level, however close they lie.
     shades = {"cmap": "viridis_r", "norm": BoundaryNorm(levels, 256, extend="both")}
     filled = panel.contourf(one.x, one.y, values, levels=levels, extend="both", **shades)

@@ -305,7 +305,7 @@ def _finish(panel: Any, title: str, drawn: Sequence[Ray]) -> None:
     panel.set_xlabel("distance in weight space")
     panel.set_ylabel("error (%)")
     panel.set_title(title)
-    many = len(panel.get_legend_handles_labels()[0]) > 5
+    many = len(panel.get_legend_handles_labels()[0]) > 4
     if many:
         headroom(panel)
     finish(panel, above=many)

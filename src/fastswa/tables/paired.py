@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from fastswa.config import Config
+from fastswa.config import Config, to_dict
+from fastswa.data.pace import Pace
 from fastswa.tables.frontier import DATASETS, KIN, network_of
 from fastswa.tables.measured import Result
 from fastswa.tables.table import NETWORKS, NOT_MEASURED, Sheet, rounded
+from fastswa.training.identity import fingerprint
 
 COMPARED = (
     ("fast-swa", "student"),
@@ -78,9 +80,9 @@ def t_quantile(freedom: int) -> float:
 def paired_runs(results: Sequence[Result]) -> list[Run]:
     """The finished runs of FixMatch and its kin that measured a student, an EMA and fast-SWA on test images.
 
-    Trials that hold training images out for validation are none of them; runs that repeat a seed count as one.
+    Trials that hold training images out for validation are none of them; runs that repeat another count as one with it.
     """
-    found: dict[tuple[str, int], list[dict[str, float]]] = defaultdict(list)
+    found: dict[tuple[str, int, str], list[dict[str, float]]] = defaultdict(list)
     for result in results:
         config = result.config
         if config.method.name not in KIN or result.epochs < config.schedule.epochs:
@@ -96,13 +98,15 @@ def paired_runs(results: Sequence[Result]) -> list[Run]:
             source = DATASETS.get(config.data.source, config.data.source)
             labels = "all" if config.split.labels is None else f"{config.split.labels:,}"
             setting = f"{source}, {labels} labels, {KIN[config.method.name]}, {network_of(config)}{_length(config)}"
-            found[setting, result.seed].append(errors)
-    return [Run(setting, seed, _means(errors)) for (setting, seed), errors in found.items()]
+            found[setting, result.seed, fingerprint(to_dict(config))].append(errors)
+    return [Run(setting, seed, _means(errors)) for (setting, seed, _), errors in found.items()]
 
 
 def _length(config: Config) -> str:
-    steps = config.batch.steps
-    return "" if steps is None else f", {config.schedule.epochs * steps:,} steps"
+    batch = config.batch
+    if batch.steps is None:
+        return ""
+    return f", {Pace(batch.steps, batch.pace or ()).before(config.schedule.epochs):,} steps"
 
 
 def _means(repeats: Sequence[dict[str, float]]) -> dict[str, float]:
