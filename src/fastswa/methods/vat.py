@@ -38,10 +38,10 @@ def coloured(white: Tensor, correlation: float) -> Tensor:
         return white
     with torch.autocast(white.device.type, enabled=False):
         for axis in range(1, white.dim()):
-            places = torch.arange(white.shape[axis], device=white.device)
+            places = torch.arange(white.shape[axis], device=white.device, dtype=white.dtype)
             behind = places.unsqueeze(1) - places
-            root = torch.where(behind >= 0, correlation ** behind.clamp(min=0).to(white.dtype), 0.0)
-            root = root * torch.where(places == 0, 1.0, math.sqrt(1 - correlation**2)).to(white.dtype)
+            new = math.sqrt(1 - correlation**2)  # what each has of its own; all of the first is
+            root = torch.exp(math.log(correlation) * behind).tril() * (new + (1 - new) * (places == 0))
             white = (white.movedim(axis, -1) @ root.T).movedim(-1, axis)
     return white
 
