@@ -1,15 +1,24 @@
-"""Which run a checkpoint is of: a hash of its settings, in which data of one's own have no name."""
+"""Which run a checkpoint is of: a hash of its settings, in which data of one's own have no name, and its images."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fastswa.config import RESUMABLE, Config, to_dict
 from fastswa.data.sources import SOURCES
+from fastswa.errors import RequestError
 from fastswa.layers import flatten
+
+if TYPE_CHECKING:
+    from fastswa.data.images import Dataset
+    from fastswa.training.folder import RunFolder
+    from fastswa.training.loop import Trainer
 
 # Data of one's own that may lie elsewhere when a run is gone on with.
 MOVABLE = ("source", "target")
@@ -51,3 +60,40 @@ def _within(settings: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, 
         for name, value in settings.items()
         if name in names and isinstance(value, dict) == isinstance(names[name], dict)
     }
+
+
+def sources(config: Config) -> list[str]:
+    """What the images come from: one source, or a source and a target."""
+    return [source for source in (config.data.source, config.data.target) if source is not None]
+
+
+def images_of(trainer: Trainer, dataset: Dataset) -> dict[str, Any]:
+    """How many images a run trains on, its own and extra ones, and is tested on, which tells a part of a published set
+    from all of it; and which of them are labelled and unlabelled, as a hash."""
+    plan = trainer.material.plan
+    drawn = hashlib.blake2b(digest_size=8)
+    for numbers in (plan.labelled_images, plan.unlabelled_images):
+        drawn.update(np.asarray(numbers, np.int64).tobytes() + b"|")
+    return {
+        "images": {"train": len(dataset.train), "test": 0 if dataset.test is None else len(dataset.test)},
+        "extra_images": plan.extras,
+        "drawn": drawn.hexdigest(),
+    }
+
+
+def refuse_other_images(folder: RunFolder, trainer: Trainer, dataset: Dataset) -> None:
+    """Refuse images that are not those of the run's beginning, as far as its folder says what these were."""
+    known, now = folder.known_environment(), images_of(trainer, dataset)
+    config = trainer.config
+    names = {
+        "images": f"the images or labels of {' or '.join(sources(config))}",
+        "extra_images": f"the extra images of {config.data.extra}",
+        "drawn": f"the images that {config.split.file or 'the split'} takes as labelled or for validation",
+    }
+    for fact, name in names.items():
+        if known.get(fact, now[fact]) != now[fact]:
+            raise changed(name, folder.path)
+
+
+def changed(what: str, path: Path) -> RequestError:
+    return RequestError(f"{what} are not those that {path} was trained on; put them back, or train anew.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import shlex
 import time
@@ -12,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-
-import numpy as np
 
 from fastswa import kernels
 from fastswa.config import RESUMABLE, Config, to_dict
@@ -28,7 +25,16 @@ from fastswa.training.device import Compute, choose_compute, settings_of
 from fastswa.training.folder import RunFolder
 from fastswa.training.fork import fork
 from fastswa.training.fork import parent_layer as parent_layer
-from fastswa.training.identity import MOVABLE, identities, identity, is_own
+from fastswa.training.identity import (
+    MOVABLE,
+    changed,
+    identities,
+    identity,
+    images_of,
+    is_own,
+    refuse_other_images,
+    sources,
+)
 from fastswa.training.iterates import IterateKeeper, announce, drop_iterates
 from fastswa.training.lanes import Lanes
 from fastswa.training.loop import Trainer, Watcher
@@ -143,9 +149,9 @@ class OldRun:
             )
         dataset = load_data(config)
         if content and content != dataset.digest():
-            raise _changed(f"the images or labels of {' or '.join(_sources(config))}", self.path)
+            raise changed(f"the images or labels of {' or '.join(sources(config))}", self.path)
         trainer = _trainer(config, dataset, compute, folder, say, fresh=checkpoint is None)
-        _refuse_others(folder, trainer, dataset)
+        refuse_other_images(folder, trainer, dataset)
         state, parent = trainer.state, None
         if checkpoint is not None:
             _restore(trainer, checkpoint, folder)
@@ -302,39 +308,7 @@ def _steps(begun: Begun | None, number: int, failures: dict[int, Exception]) -> 
 def _facts(trainer: Trainer, dataset: Dataset, together: int, parent: Mapping[str, Any] | None) -> dict[str, Any]:
     """Where and how a run computes, on which images and beside how many others, for its record."""
     how = {**trainer.compute.facts(), "engine": trainer.step.engine}
-    return {**how, **_images(trainer, dataset), "together": together, "parent": parent}
-
-
-def _images(trainer: Trainer, dataset: Dataset) -> dict[str, Any]:
-    """How many images a run trains on, its own and extra ones, and is tested on, which tells a part of a published set
-    from all of it; and which of them are labelled and unlabelled, as a hash."""
-    plan = trainer.material.plan
-    drawn = hashlib.blake2b(digest_size=8)
-    for numbers in (plan.labelled_images, plan.unlabelled_images):
-        drawn.update(np.asarray(numbers, np.int64).tobytes() + b"|")
-    return {
-        "images": {"train": len(dataset.train), "test": 0 if dataset.test is None else len(dataset.test)},
-        "extra_images": plan.extras,
-        "drawn": drawn.hexdigest(),
-    }
-
-
-def _refuse_others(folder: RunFolder, trainer: Trainer, dataset: Dataset) -> None:
-    """Refuse images that are not those of the run's beginning, as far as its folder says what these were."""
-    known, now = folder.known_environment(), _images(trainer, dataset)
-    config = trainer.config
-    names = {
-        "images": f"the images or labels of {' or '.join(_sources(config))}",
-        "extra_images": f"the extra images of {config.data.extra}",
-        "drawn": f"the images that {config.split.file or 'the split'} takes as labelled or for validation",
-    }
-    for fact, name in names.items():
-        if known.get(fact, now[fact]) != now[fact]:
-            raise _changed(name, folder.path)
-
-
-def _changed(what: str, path: Path) -> RequestError:
-    return RequestError(f"{what} are not those that {path} was trained on; put them back, or train anew.")
+    return {**how, **images_of(trainer, dataset), "together": together, "parent": parent}
 
 
 def _watched(config: Config, watcher: Watcher, path: Path) -> Watcher:
@@ -351,13 +325,8 @@ def _trainer(
     """Everything a run trains with; `fresh` is False where a checkpoint is about to replace the state."""
     material = prepare(config, dataset, compute, load_extra_data(config, dataset), say)
     # One's own data are known by their content as well: a resume must not go on with others.
-    content = f".{dataset.digest()}" if any(map(is_own, _sources(config))) else ""
+    content = f".{dataset.digest()}" if any(map(is_own, sources(config))) else ""
     return _assembled(config, material, compute, folder, content, fresh=fresh)
-
-
-def _sources(config: Config) -> list[str]:
-    """What the images come from: one source, or a source and a target."""
-    return [source for source in (config.data.source, config.data.target) if source is not None]
 
 
 def _assembled(
