@@ -5,6 +5,7 @@ What stands between `<!-- begin NAME -->` and `<!-- end NAME -->` is written her
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -215,4 +216,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

@@ -5,6 +5,7 @@ What stands between `<!-- begin NAME -->` and `<!-- end NAME -->` is written her
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import re
@@ -187,4 +188,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

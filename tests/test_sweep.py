@@ -202,6 +202,25 @@ def test_fewer_epochs_end_a_begun_run_there_and_lose_nothing_that_was_trained(ho
     assert [line["epoch"] for line in metrics(home / "runs" / MT / "seed-4")] == [1, 2, 3, 4]
 
 
+def test_what_is_damaged_is_not_trained_again_beyond_what_was_asked_for(home: Path) -> None:
+    longer, shorter = {"schedule": {"epochs": "4"}}, {"schedule": {"epochs": "1"}}
+    sweep(home, cells_of(home, seeds=(3,)), changes=longer, watch=lambda cell: StoppingWatcher(stop=4))
+    run = home / "runs" / MT / "seed-3"
+    for tensors in (run / "checkpoint").glob("*/tensors.safetensors"):
+        tensors.write_bytes(b"garbled")
+    ended, _ = sweep(home, cells_of(home, seeds=(3,), changes=shorter), changes=shorter)
+    assert statuses(ended) == [(3, "done")]
+    assert [line["epoch"] for line in metrics(run)] == [1]
+
+
+def test_several_at_once_are_for_gpus(home: Path, command: Command) -> None:
+    words = ("--labels", "4000", "--methods", "mean-teacher", "--seeds", "3,4", "--together", "2", "--device", "cpu")
+    done = command("sweep", "cifar10-cnn", *words)
+    assert done.code == 0
+    assert "on a CPU runs are trained one after the other; --together is for GPUs." in done.err
+    assert done.out.endswith("2 runs: 2 done\n")
+
+
 def test_a_record_of_its_name_with_other_settings_is_mentioned(home: Path) -> None:
     sweep(home, cells_of(home, seeds=(3,)))
     kept = home / "results" / f"{MT}-seed-3.json"

@@ -21,7 +21,7 @@ from fastswa.registry import nearest
 from fastswa.results import keep_record
 from fastswa.tables.measured import Result, differences, load_results, of_layer, on_gpu
 from fastswa.tables.runs import TableRun, runs_of, swept_tables
-from fastswa.training.checkpoint import checkpoint_epochs
+from fastswa.training.checkpoint import load_checkpoint
 from fastswa.training.device import choose_compute
 from fastswa.training.folder import RunFolder
 from fastswa.training.groups import TOGETHER, train_groups
@@ -312,8 +312,8 @@ class _Continued(OldRun):
         folder = RunFolder.open(self.path)
         _refuse_another(self.cell, folder)
         # What is trained already stays, also where less was asked for.
-        reached = max(checkpoint_epochs(folder.checkpoints), default=0.0)
-        wanted = max(math.ceil(reached), self.cell.epochs)
+        newest = load_checkpoint(folder.checkpoints, lambda _: None)
+        wanted = max(math.ceil(newest.facts["epoch"]) if newest else 0, self.cell.epochs)
         changed = super().settings()
         changed = changed.model_copy(update={"schedule": changed.schedule.model_copy(update={"epochs": wanted})})
         in_the_end = Result(self.path.name, changed, _with_lines_to_come(folder.metrics(), changed))

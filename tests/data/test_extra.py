@@ -195,7 +195,8 @@ def test_a_file_lists_numbers_and_ranges(tmp_path: Path) -> None:
         ("one", "must hold one number or FIRST-LAST a line"),
         ("1-2-3", "must hold one number or FIRST-LAST a line"),
         ("-3", "must hold one number or FIRST-LAST a line"),
-        ("9-5", "lists no image."),
+        ("9-5", "lists 9-5, whose first number is above its last."),
+        ("0-3 9-5", "lists 9-5, whose first number is above its last."),
         ("", "lists no image."),
     ],
 )

@@ -116,6 +116,21 @@ def test_figures_come_as_svg_and_png(name: str, tmp_path: Path) -> None:
     assert again.read_text("utf-8") == text
 
 
+@pytest.mark.parametrize("name", ["cifar10-cnn-supervised-4k", "cifar10-shake-mean-teacher-4k-short"])
+def test_titles_fit_and_the_legend_says_what_is_there(name: str, tmp_path: Path) -> None:
+    for seed in (10, 11, 12):
+        write_result(tmp_path, name, seed, {epoch: {"student": 13.0, "teacher": 12.0} for epoch in (150, 180)})
+    drawn = draw_trend(all_rows()[name], by_row(load_results(tmp_path))[name])
+    drawn.canvas.draw()
+    (panel,) = drawn.axes
+    title = panel.title.get_window_extent()
+    assert 0 <= title.x0 < title.x1 <= drawn.bbox.width
+    assert title.y1 <= drawn.bbox.height
+    labels = [text.get_text() for text in panel.get_legend().get_texts()]
+    assert ("the paper" in labels) is (name.endswith("short"))  # its cell has no std
+    assert "the paper, ± std" not in labels
+
+
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"unknown figure 'scedule'; did you mean schedule\?"):
         figure("scedule", tmp_path, tmp_path)

@@ -34,21 +34,23 @@ def test_seeds_are_pooled_by_hand(tmp_path: Path) -> None:
 
 
 def test_a_repeated_seed_counts_once(tmp_path: Path) -> None:
-    for seed, error in ((10, 10.0), (10, 11.0), (11, 12.0)):
-        write_result(tmp_path, MT, seed, {180: {"student": error}})
+    files = [
+        write_result(tmp_path, MT, seed, {180: {"student": error}}).name
+        for seed, error in ((10, 10.0), (10, 11.0), (11, 12.0))
+    ]
     pooled = measured(by_row(load_results(tmp_path))[MT], all_rows()[MT], "student", 180)
-    assert pooled == Measured({10: 10.5, 11: 12.0}, 180.0)
+    assert pooled == Measured({10: 10.5, 11: 12.0}, 180.0, tuple(files))
 
 
 def test_runs_to_other_epochs_leave_a_cell_alone(tmp_path: Path) -> None:
     """A seed to epoch 30 beside its run to 240, and seeds that only some epochs have."""
-    write_result(tmp_path, MT, 10, {30: {"teacher": 15.0}, 180: {"teacher": 11.0}, 240: {"teacher": 12.0}})
+    far = write_result(tmp_path, MT, 10, {30: {"teacher": 15.0}, 180: {"teacher": 11.0}, 240: {"teacher": 12.0}}).name
     write_result(tmp_path, MT, 10, {10: {"teacher": 19.0}, 30: {"teacher": 16.0}})
-    write_result(tmp_path, MT, 11, {180: {"teacher": 11.5}})
+    near = write_result(tmp_path, MT, 11, {180: {"teacher": 11.5}}).name
     results = by_row(load_results(tmp_path))[MT]
     assert len(results) == 3
-    assert measured(results, all_rows()[MT], "teacher", 180) == Measured({10: 11.0, 11: 11.5}, 180.0)
-    assert measured(results, all_rows()[MT], "teacher", 240) == Measured({10: 12.0}, 240.0)
+    assert measured(results, all_rows()[MT], "teacher", 180) == Measured({10: 11.0, 11: 11.5}, 180.0, (far, near))
+    assert measured(results, all_rows()[MT], "teacher", 240) == Measured({10: 12.0}, 240.0, (far,))
 
 
 def test_minutes_are_a_runs_share_of_the_device(tmp_path: Path) -> None:
@@ -118,9 +120,20 @@ def test_a_run_on_a_part_of_the_published_images_is_in_no_table(tmp_path: Path) 
     assert [result.seed for result in of_layer(load_results(tmp_path), all_rows()[MT].layer())] == [1, 2]
 
 
-def test_a_run_with_fewer_extra_images_than_the_rows_is_in_no_table(tmp_path: Path) -> None:
-    tiny = "cifar100-cnn-pi-50k-tiny-500k"
-    for seed, extra in ((1, 500_000), (2, 400)):
+def test_where_a_run_was_made_may_be_unknown(tmp_path: Path) -> None:
+    """It then may have had the arithmetic of either."""
+    for seed, precision in ((1, "bf16"), (2, "fp32"), (3, "fp64")):
+        path = write_result(tmp_path, MT, seed, {180: {"student": 11.0}}, {"device": {"precision": precision}})
+        record = json.loads(path.read_text("utf-8"))
+        del record["environment"]
+        path.write_text(json.dumps(record), "utf-8")
+    assert [result.seed for result in by_row(load_results(tmp_path))[MT]] == [1, 2]
+
+
+@pytest.mark.parametrize(("tiny", "whole"), [("tiny-500k", 500_000), ("tiny-237k", 236_872)])
+def test_a_run_with_fewer_extra_images_than_the_rows_is_in_no_table(tmp_path: Path, tiny: str, whole: int) -> None:
+    tiny = f"cifar100-cnn-pi-50k-{tiny}"
+    for seed, extra in ((1, whole), (2, 1_001)):
         path = write_result(tmp_path, tiny, seed, {180: {"student": 24.0}})
         record = json.loads(path.read_text("utf-8"))
         path.write_text(json.dumps(record | {"environment": {"extra_images": extra}}), "utf-8")

@@ -52,8 +52,10 @@ def test_csv_and_json_hold_the_same_numbers(sheet: Sheet) -> None:
     assert (teacher["recipe"], teacher["minutes"], teacher["difference"]) == (MT, 180.0, -0.21)
     assert teacher["standard_errors"] == pytest.approx(-0.21 / ((0.27**2 + 0.2**2) / 3) ** 0.5, abs=1e-4)
     for cell, row in zip(cells, rows, strict=True):
-        assert row["seeds"] == " ".join(map(str, cell["seeds"]))
-        assert all(row[key] == ("" if cell[key] is None else str(cell[key])) for key in cell if key != "seeds")
+        several = {key for key, value in cell.items() if isinstance(value, list)}
+        assert several == {"seeds", "records"}
+        assert all(row[key] == " ".join(map(str, cell[key])) for key in several)
+        assert all(row[key] == ("" if cell[key] is None else str(cell[key])) for key in cell.keys() - several)
 
 
 def test_the_terminal_shows_whole_cells_in_80_columns(sheet: Sheet) -> None:
@@ -65,6 +67,16 @@ def test_the_terminal_shows_whole_cells_in_80_columns(sheet: Sheet) -> None:
     assert "MT (180), EMA 11.41 ± 0.27 11.20 ± 0.20 (3) -0.21 -1.1 180.0" in lines
     assert "MT + fast-SWA (1200) 9.05 ± 0.21 not measured" in lines
     assert "…" not in text
+
+
+@pytest.mark.parametrize("width", [60, 70])
+def test_a_narrow_terminal_breaks_words_and_cuts_no_number(sheet: Sheet, width: int) -> None:
+    stream = io.StringIO()
+    print_table(sheet, Console(file=stream, width=width))
+    text = stream.getvalue()
+    assert "…" not in text
+    for row in sheet.rows:
+        assert all(number in text for number in row[2:])
 
 
 @pytest.mark.parametrize("name", table_names())

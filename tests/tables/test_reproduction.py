@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -80,3 +82,11 @@ def test_a_missing_part_of_the_page_is_named(writer: ModuleType) -> None:
         writer.filled("no marks", {"soa": "table"})
     page = "a\n<!-- begin x -->\nold\n<!-- end x -->\nb"
     assert writer.filled(page, {"x": r"new \1"}) == "a\n<!-- begin x -->\nnew \\1\n<!-- end x -->\nb"
+
+
+@pytest.mark.parametrize("script", ["make_recipes", "write_reproduction", "write_frontier"])
+def test_a_writer_that_is_asked_for_help_writes_nothing(script: str) -> None:
+    file = HOME / "benchmarks" / f"{script}.py"
+    told = subprocess.run([sys.executable, file, "--help"], capture_output=True, text=True, check=True)
+    assert told.stdout.startswith(f"usage: {script}.py")
+    assert "written\n" not in told.stdout.partition("options:")[2]

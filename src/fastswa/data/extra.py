@@ -214,6 +214,9 @@ def _listed(file: Path, source: str, count: int) -> np.ndarray:
         raise RequestError(f"data.extra_file: {file} must hold one number or FIRST-LAST a line ({error}).") from error
     if len(ranges) < len(words):
         raise RequestError(f"data.extra_file: {file} must hold one number or FIRST-LAST a line.")
+    backwards = [word for word, end in zip(words, ends, strict=True) if end[-1] < end[0]]
+    if backwards:
+        raise RequestError(f"data.extra_file: {file} lists {backwards[0]}, whose first number is above its last.")
     chosen = np.concatenate([np.zeros(0, np.int64), *ranges])
     if len(chosen) == 0:
         raise RequestError(f"data.extra_file: {file} lists no image.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,8 @@ from fastswa.whole import replacing
 COLOURS = {"student": "#8a8a8a", "teacher": "#1f77b4", "ema": "#1f77b4", "swa": "#e6892b", "fast-swa": "#c0392b"}
 NAMES = {"student": "student", "teacher": "teacher (EMA)", "ema": "EMA", "swa": "SWA", "fast-swa": "fast-SWA"}
 
-
+# Letters of a title in a line.
+_TITLE = 76
 # The paper's points of one epoch stand beside each other where they would hide one another.
 _ASIDE = {"student": -1, "teacher": 0, "ema": 1, "swa": -0.5, "fast-swa": 0.5}
 
@@ -236,7 +238,7 @@ def draw_trend(row: Row, results: Sequence[Result]) -> Any:
     _paper_points(panel, row, last, measured)
     _percent_axis(panel, measured)
     epoch_axis(panel, row, 0, last)
-    panel.set_title(f"{described(row)}: {row.title}, {seeds_of(whole_runs(row, results))}")
+    panel.set_title(textwrap.fill(f"{described(row)}: {row.title}, {seeds_of(whole_runs(row, results))}", _TITLE))
     explain_seeds(panel, measured.values())
     panel.legend(frameon=False)
     drawn.tight_layout()
@@ -287,7 +289,7 @@ def explain_seeds(panel: Any, lines: Iterable[Curve]) -> None:
 
 
 def _paper_points(panel: Any, row: Row, last: int, measured: Mapping[str, object]) -> None:
-    shown = False
+    shown = []
     for cell in row.cells:
         network = cell.averaging
         if network == "none":
@@ -305,9 +307,10 @@ def _paper_points(panel: Any, row: Row, last: int, measured: Mapping[str, object
             capsize=3,
             zorder=4,
         )
-        shown = True
+        shown.append(cell)
     if shown:
-        panel.plot([], [], "D", color="black", markerfacecolor="white", markersize=6, label="the paper, ± std")
+        label = "the paper, ± std" if any(cell.std is not None for cell in shown) else "the paper"
+        panel.plot([], [], "D", color="black", markerfacecolor="white", markersize=6, label=label)
 
 
 def _percent_axis(panel: Any, measured: Mapping[str, Curve]) -> None:

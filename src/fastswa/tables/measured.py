@@ -34,14 +34,17 @@ PUBLISHED_IMAGES = {
 }
 # Files, which lie elsewhere on every machine: their names are what counts.
 _FILES = ("data.extra", "data.extra_file")
+# How many images a list of the paper's has at least, by its name.
+FEWEST_LISTED = {"tiny-237k.txt": 236_500}
 
 
 @dataclass(frozen=True)
 class Result:
     """One file of results/: a run's settings and its evaluations; it had up to `together` - 1 others beside it.
 
-    `gpu` is None where it ran on a CPU, `wall_seconds` where nobody took the time from the command to the model.
-    `partial` marks a run on a part of a published data set, which is none of a table's.
+    `gpu` is None where it ran on a CPU or, `located` being false, where nobody knows; `wall_seconds` where nobody took
+    the time from the command to the model. `partial` marks a run on a part of a published data set, which is none of a
+    table's.
     """
 
     file: str
@@ -51,6 +54,12 @@ class Result:
     gpu: str | None = None
     wall_seconds: float | None = None
     partial: bool = False
+    located: bool = True
+
+    @property
+    def on_gpu(self) -> bool | None:
+        """Whether it ran on a GPU; None where that is not known."""
+        return self.gpu is not None if self.located else None
 
     @property
     def seed(self) -> int:
@@ -64,10 +73,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Measured:
-    """Errors in percent by seed, and the minutes of the device that reaching that epoch took on average."""
+    """Errors in percent by seed, and the minutes of the device that reaching that epoch took on average.
+
+    `records` are the files that they stand in.
+    """
 
     errors: dict[int, float]
     minutes: float
+    records: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:
@@ -106,7 +119,7 @@ def load_results(folder: Path | None) -> list[Result]:
         place = record.get("environment") or {}
         gpu = place.get("gpu") if on_gpu(place) else None
         ran = (place.get("together", 1), gpu, record.get("wall_seconds"))
-        found.append(Result(path.name, config, record["metrics"], *ran, _partial(config, place)))
+        found.append(Result(path.name, config, record["metrics"], *ran, _partial(config, place), bool(place)))
     return found
 
 
@@ -116,7 +129,8 @@ def _partial(config: Config, place: Mapping[str, Any]) -> bool:
     Records once did not count them.
     """
     images, published = place.get("images"), PUBLISHED_IMAGES.get((config.data.source, config.data.target))
-    if place.get("extra_images", config.data.extra_images or 0) < (config.data.extra_images or 0):
+    extra = config.data.extra_images or FEWEST_LISTED.get(Path(config.data.extra_file or "").name, 0)
+    if place.get("extra_images", extra) < extra:
         return True
     if images is None or published is None:
         return False
@@ -174,7 +188,7 @@ def by_row(results: Sequence[Result]) -> dict[str, list[Result]]:
     """The results of each run by its recipe's name; those that are no published run are left out."""
     grouped: dict[str, list[Result]] = defaultdict(list)
     for result in results:
-        ours = _compared(result.config, result.gpu is not None)
+        ours = _compared(result.config, result.on_gpu)
         for name, row in all_rows().items():
             if _belongs(result, ours, _recipe_settings(name)) and _has_averages(result, row):
                 grouped[name].append(result)
@@ -209,7 +223,7 @@ def of_layer(results: Sequence[Result], layer: Mapping[str, Any], *, averages: b
     With `averages` only those that have every average of `layer`, whatever else they have.
     """
     theirs = _settings(layer)
-    found = [result for result in results if _belongs(result, _compared(result.config, result.gpu is not None), theirs)]
+    found = [result for result in results if _belongs(result, _compared(result.config, result.on_gpu), theirs)]
     if not averages:
         return found
     wanted = build_config(dict(layer)).averaging.values()
@@ -275,13 +289,14 @@ def pooled(named: Sequence[tuple[Result, str | None]], epoch: int) -> Measured |
     Runs that repeat a seed count as one, with their mean error.
     """
     errors: dict[int, list[float]] = defaultdict(list)
-    minutes = []
+    minutes, records = [], []
     for result, name in named:
         spent = device_minutes(result.metrics, result.together)
         for line, share in zip(result.metrics, spent, strict=True):
             if line["epoch"] == epoch and name in line.get("error", {}):
                 errors[result.seed].append(line["error"][name])
                 minutes.append(share)
+                records.append(result.file)
     if not errors:
         return None
-    return Measured({seed: mean(errors[seed]) for seed in sorted(errors)}, mean(minutes))
+    return Measured({seed: mean(errors[seed]) for seed in sorted(errors)}, mean(minutes), tuple(sorted(set(records))))

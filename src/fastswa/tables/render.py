@@ -28,10 +28,13 @@ def print_table(sheet: Sheet, console: Console | None = None) -> None:
     # Without a terminal rich assumes 80 columns and would cut the rows of a file.
     console = console or Console(width=None if sys.stdout.isatty() else 120)
     shown = Table(title=sheet.title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for column in sheet.columns[1:]:
-        shown.add_column(
-            column, justify="left" if column in _TEXT_COLUMNS else "right", no_wrap=column != "previous best"
-        )
+    for place, column in enumerate(sheet.columns[1:], 1):
+        if column in _TEXT_COLUMNS:
+            shown.add_column(column, overflow="fold")
+        else:
+            # Where the terminal is narrow words go to the next line: of numbers no digit may be cut off.
+            widest = max((len(row[place]) for row in sheet.rows), default=0)
+            shown.add_column(column, justify="right", no_wrap=True, min_width=max(widest, len(column)))
     group = ""
     for number, (row, mark) in enumerate(zip(sheet.rows, sheet.marks, strict=True)):
         if sheet.groups[number] != group:
@@ -60,13 +63,13 @@ def markdown(sheet: Sheet) -> str:
 
 
 def comma_separated(sheet: Sheet) -> str:
-    """The bare numbers as CSV; the seeds are separated by spaces."""
+    """The bare numbers as CSV; what there is several of is separated by spaces."""
     stream = io.StringIO()
     if sheet.records:
         writer = csv.DictWriter(stream, list(sheet.records[0]), lineterminator="\n")
         writer.writeheader()
         for record in sheet.records:
-            writer.writerow({**record, "seeds": " ".join(map(str, record["seeds"]))})
+            writer.writerow({k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in record.items()})
     return stream.getvalue()
 
 

@@ -335,6 +335,7 @@ def our_record(ours: Measured | None, remark: str) -> dict[str, Any]:
         "our_error": rounded(ours.mean) if ours is not None else None,
         "our_std": rounded(ours.std) if ours is not None else None,
         "seeds": list(ours.errors) if ours is not None else [],
+        "records": list(ours.records) if ours is not None else [],
         "minutes": rounded(ours.minutes, 2) if ours is not None else None,
         "status": "measured" if ours is not None else remark,
     }

@@ -41,6 +41,9 @@ def run(arguments: Arguments) -> int:
         return 0
     if "--together" not in arguments:
         together = at_once(cells)
+    elif together > 1 and at_once(cells) == 1:
+        together = 1
+        say("on a CPU runs are trained one after the other; --together is for GPUs.")
     refuse_unwritable(results)
     with ConsoleWatcher(stop_after) as watcher:
         sweep = Sweep(
@@ -99,7 +102,7 @@ VERB = Verb(
         "be 1200 or 3500, which cost hours, or to --epochs N.\n"
         "Done is one of which --results FOLDER (results) has every figure so far. Run folders lie in --out FOLDER\n"
         "(runs/sweep); what is begun there is gone on with, and a run that fails stops no other.\n"
-        "--together N trains N at once (3 on a GPU, 1 on the CPU); --dry-run only says how each run stands;\n"
+        "--together N trains N at once on a GPU (3 unless given); --dry-run only says how each run stands;\n"
         "--stop-after MINUTES saves and ends before a limit, and the same command goes on."
     ),
 )
