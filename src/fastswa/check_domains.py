@@ -79,7 +79,7 @@ def check_domains(
     source: str, target: str, root: Path, options: Options, aliases: Mapping[str, str]
 ) -> tuple[DomainReport, Dataset]:
     """A report on two domains, and what training on them would take."""
-    first, plan = _loaded(source, root, options)
+    first, plan, own = _loaded(source, root, options)
     second = load_target(target, root, first.train.shape, replace(options, skip_bad=True))
     matching = match_domains(source, target, first.classes, second.dataset.classes, aliases)
     dataset = pair_domains(source, target, first, second, aliases)
@@ -92,7 +92,7 @@ def check_domains(
     }
     bad = second.unreadable
     report = DomainReport(
-        source=_side(source, dataset.train, domains.source_test, first.train.shape if plan is None else plan.own, plan),
+        source=_side(source, dataset.train, domains.source_test, own, plan),
         target=_side(target, domains.images, dataset.test, second.shape, second.plan),
         shape=dataset.train.shape,
         classes=list(_class_pairs(first, second.dataset, matching)),
@@ -105,13 +105,15 @@ def check_domains(
     return report, dataset
 
 
-def _loaded(source: str, root: Path, options: Options) -> tuple[Dataset, Plan | None]:
-    """The source, and what its files are where it has files."""
+def _loaded(source: str, root: Path, options: Options) -> tuple[Dataset, Plan | None, Shape]:
+    """The source, what its files are where it has files, and the shape that its images have themselves."""
     if source in SOURCES or source.lower().endswith(".npz"):
-        return load(source, root, options), None
+        fitted = load(source, root, options)
+        as_it_is = fitted if options.size is None and options.channels is None else load(source, root)
+        return fitted, None, as_it_is.train.shape
     files = list_files(source, root, options)
     prepared = prepare(files, options)
-    return as_dataset(files, prepared), prepared.plan
+    return as_dataset(files, prepared), prepared.plan, prepared.plan.own
 
 
 def _side(name: str, images: ImageSet, test: ImageSet | None, shape: Shape, plan: Plan | None) -> Side:

@@ -77,11 +77,11 @@ def own_data_defaults(config: Config, dataset: Dataset, *, gpu: bool) -> Config:
         "model": model,
         "schedule": schedule,
         "batch": filled(config.batch, **_batch(config, holding, gpu)),
-        "augment": filled(config.augment, translate=min(max(round(side / 8), 1), side - 1), flip=not holding.grey),
+        "augment": filled(config.augment, translate=_shift(config, side), flip=not holding.grey),
         "method": filled(config.method, **_method(config.method, model.name, holding, epochs)),
         "evaluation": filled(config.evaluation, every=every, refresh=REFRESH, batch=_evaluation_batch(side)),
         "checkpoint": filled(config.checkpoint, every=every),
-        "optimiser": filled(config.optimiser, lr=_rate(config.method.name, model, holding)),
+        "optimiser": filled(config.optimiser, lr=_rate(config, model, holding)),
     }
     return resolved(config.model_copy(update=sections))
 
@@ -89,7 +89,8 @@ def own_data_defaults(config: Config, dataset: Dataset, *, gpu: bool) -> Config:
 def _adapting(config: Config) -> Config:
     """Self-ensembling where another domain is named and no method, with its published views and one head.
 
-    Training on the source alone gets them as well, so that the two differ in the target's images and nothing else.
+    Training on the source alone gets them as well, and as many steps at the same rate; its batches are as large, and
+    hold images of the source where others hold those of the target.
     """
     method = filled(config.method, name="self-ensembling")
     if method.name not in ("self-ensembling", "supervised"):
@@ -189,15 +190,21 @@ def _method(method: MethodConfig, network: str, holding: Holding, epochs: int) -
     return {"weight": float(f"{weight:.2g}"), "ramp": epochs / (2.25 if method.name == "temporal-ensembling" else 12)}
 
 
-def _rate(method: str, model: ModelConfig, holding: Holding) -> float:
+def _shift(config: Config, side: int) -> int:
+    """How far views are shifted: an eighth of a side, as in the paper; half of that where they are warped, as there."""
+    return min(max(round(side / (16 if config.augment.warp else 8)), 1), side - 1)
+
+
+def _rate(config: Config, model: ModelConfig, holding: Holding) -> float:
     """SGD's rate: the paper's, but low for weights that know something already.
 
     Supervised training of the small network does better with a high one on grey images (USPS, MNIST), and worse on
-    colour ones (STL-10) and on the smallest (digits of 8x8).
+    colour ones (STL-10) and on the smallest (digits of 8x8). Beside another domain it has the one it is compared at.
     """
     if model.pretrained:
         return 0.01
-    high = method == "supervised" and model.name == "small" and holding.grey and holding.side >= SMALLEST_FOR_HIGH_RATE
+    alone = config.method.name == "supervised" and config.data.target is None
+    high = alone and model.name == "small" and holding.grey and holding.side >= SMALLEST_FOR_HIGH_RATE
     return 0.4 if high else 0.1
 
 

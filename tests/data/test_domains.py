@@ -72,6 +72,20 @@ def test_equal_names_come_before_aliases() -> None:
     assert match_classes(["automobile", "car"], ["car", "bus"], {}) == [(1, 0)]
 
 
+def test_aliases_of_ones_own_come_before_the_built_in_ones() -> None:
+    theirs = ["bus", "car", "auto"]
+    assert match_classes(["bus", "automobile"], theirs, {}) == [(0, 0), (1, 1)]
+    assert match_classes(["bus", "automobile"], theirs, {"automobile": "auto"}) == [(0, 0), (1, 2)]
+
+
+@pytest.mark.parametrize("aliases", [{"3": "8"}, {"cat": "lynx"}, {"cat": "puma"}, {"dog": "wolf", "cat": "lynx"}])
+def test_an_alias_that_matches_nothing_is_refused(aliases: dict[str, str]) -> None:
+    """Both names are on both sides, one of them is, or both are on one."""
+    one, other = list(aliases.items())[-1]
+    with pytest.raises(RequestError, match=f"^data.aliases: {one}={other} matches nothing; an alias is for a class"):
+        match_classes(["3", "8", "cat", "puma", "dog"], ["3", "8", "cat", "lynx", "wolf"], aliases)
+
+
 WRONG_ALIASES = [
     ({"lory": "truck"}, "neither side has a class 'lory'"),
     ({"lorry": "truck", "van": "truck"}, "'lorry' and 'van' would both be 'truck'"),

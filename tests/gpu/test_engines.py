@@ -46,6 +46,12 @@ ENGINES = [
     *(("graph", method) for method in OTHERS),
 ]
 SMALL = ["--split.labels", "100", "--batch.steps", "10", "--evaluation.refresh", "4", "--checkpoint.every", "1"]
+# Self-ensembling with the views of its recipes; their network has neither weight norm nor leaky units.
+ADAPTING = [
+    *("--method", "self-ensembling", "--augment.warp", "true", "--augment.affine", "0.1"),
+    *("--augment.noise", "0.1", "--augment.standardise", "true"),
+]
+PLAIN = ["--model.weight_norm", "false", "--model.activation", "relu", "--model.heads", "1"]
 
 
 def synthetic(images: int = 2000) -> Dataset:
@@ -118,9 +124,7 @@ def assert_agree(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("engine", ["graph", "compiled"])
 def test_steps_with_the_views_of_self_ensembling_agree_with_eager(engine: str) -> None:
     """Warped, noisy and standardised image by image, which no kernel of ours makes."""
-    views = ["--augment.warp", "true", "--augment.affine", "0.1", "--augment.noise", "0.1"]
-    flags = ["--precision", "fp64", "--method", "self-ensembling", "--optimiser.lr", "0.01", *views]
-    flags += ["--augment.standardise", "true"]
+    flags = ["--precision", "fp64", "--optimiser.lr", "0.01", *ADAPTING]
     assert_agree(
         trained(config_of("--engine", engine, *flags), 20), trained(config_of("--engine", "eager", *flags), 20)
     )
@@ -147,12 +151,21 @@ def test_one_step_in_float32_has_eager_losses(method: str, engine: str) -> None:
     ("model", "engine"), [("cnn13", "graph"), ("cnn13", "compiled"), ("shake-shake-26-2x96d", "graph")]
 )
 def test_a_step_in_float32_is_as_near_to_float64_as_plain_operations(model: str, engine: str) -> None:
+    assert_as_near_to_float64(engine, "--model", model)
+
+
+@pytest.mark.parametrize("engine", ["graph", "compiled"])
+def test_a_step_of_self_ensembling_in_float32_is_as_near_to_float64_as_plain_operations(engine: str) -> None:
+    assert_as_near_to_float64(engine, *ADAPTING, *PLAIN)
+
+
+def assert_as_near_to_float64(engine: str, *flags: str) -> None:
     """With all kernels and both streams; momenta are the gradients themselves.
 
     Plain operations are up to 5e-3 away themselves: rounding turns a leaky unit or the place of a pool's maximum.
     """
     states = {
-        (name, precision): trained(config_of("--engine", name, "--precision", precision, "--model", model), 1)
+        (name, precision): trained(config_of("--engine", name, "--precision", precision, *flags), 1)
         for name, precision in (("eager", "fp64"), ("eager", "fp32"), (engine, "fp32"))
     }
     expected, plain, found = states.values()
@@ -161,6 +174,21 @@ def test_a_step_in_float32_is_as_near_to_float64_as_plain_operations(model: str,
         if tensor.is_floating_point() and tensor.any() and ".lost." not in name:
             away = [float((other[name].double() - tensor.double()).norm() / tensor.norm()) for other in (plain, found)]
             assert away[1] < max(4 * away[0], 2e-3), name
+
+
+@pytest.mark.parametrize("engine", ["graph", "compiled"])
+@pytest.mark.parametrize("flags", [[], [*ADAPTING, *PLAIN]], ids=["mean-teacher", "self-ensembling"])
+def test_gradients_in_bf16_point_where_those_of_eager_do(engine: str, flags: list[str]) -> None:
+    """After one step momenta are the gradients themselves."""
+
+    def gradient(engine: str, precision: str) -> Tensor:
+        tensors = trained(config_of("--engine", engine, "--precision", precision, *flags), 1)
+        return torch.cat([tensor.double().flatten() for name, tensor in tensors.items() if "momentum" in name])
+
+    exact, plain, found = gradient("eager", "fp32"), gradient("eager", "bf16"), gradient(engine, "bf16")
+    plain_turn, turn = (1 - torch.cosine_similarity(exact, other, dim=0) for other in (plain, found))
+    assert turn < max(2 * plain_turn, 1e-3)
+    assert abs(found.norm() / exact.norm() - 1) < 0.1
 
 
 def test_a_rehearsed_step_changes_nothing_and_leaves_nothing_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:

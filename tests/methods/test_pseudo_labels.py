@@ -274,7 +274,7 @@ def test_a_run_in_which_nothing_passes_or_one_class_takes_all_says_so() -> None:
     assert nothing["pseudo_labels"]["passing"] == 0
     assert nothing["warning"].startswith("method fixmatch: no prediction was certain enough to be a pseudo-label")
     one = counted([2] * 50, [True] * 50).figures()
-    assert "class 2 takes 100.0% of the pseudo-labels" in one["warning"]
+    assert "class '2' takes 100.0% of the pseudo-labels" in one["warning"]
     assert "warning" not in counted([2] * 50 + [1] * 3, [True] * 53).figures()
 
 
@@ -330,4 +330,4 @@ def test_a_handful_that_passes_is_said_to_be_few_and_not_to_be_one_class() -> No
     method.count(torch.zeros(5000, dtype=torch.int64), passing, torch.arange(5000))
     assert "0.06% of the predictions were certain enough" in method.figures()["warning"]
     method.count(torch.zeros(5000, dtype=torch.int64), torch.ones(5000, dtype=torch.bool), torch.arange(5000))
-    assert "class 0 takes 100.0% of the pseudo-labels" in method.figures()["warning"]
+    assert "class '0' takes 100.0% of the pseudo-labels" in method.figures()["warning"]

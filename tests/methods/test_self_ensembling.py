@@ -130,6 +130,6 @@ def test_a_run_in_which_next_to_nothing_passes_says_so() -> None:
 
 def test_a_run_in_which_one_class_swallows_the_target_says_so() -> None:
     assert counted([2] * 100, [True] * 100).figures()["warning"] == (
-        "method self-ensembling: class 2 takes 100.0% of the targets since the last evaluation; "
+        "method self-ensembling: class '2' takes 100.0% of the targets since the last evaluation; "
         "the network calls everything the same."
     )

@@ -148,3 +148,15 @@ def test_bad_requests_get_one_sentence_and_no_page(
     words = ("--data.target", target, "--data.aliases", "frog=ape", "--out", page)
     assert "is there already and is no report of fastswa" in refusal(*words)
     assert page.read_text("utf-8") == "mine"
+
+
+def test_settings_are_called_as_in_training_and_sizes_are_the_images_own(
+    source: Path, target: Path, tmp_path: Path, command: Command
+) -> None:
+    words = ["--data.target", target, "--data.aliases", "frog=ape", "--out", tmp_path / "page.html", "--json"]
+    answer = command("check", source.name, *words, "--data.root", tmp_path, "--data.size", "12")
+    assert answer.code == 0, answer.err
+    report = json.loads(answer.out)
+    assert report["shape"] == [1, 12, 12]
+    assert report["source"]["shape"] == [1, 8, 8]
+    assert report["target"]["shape"] == [3, 16, 16]

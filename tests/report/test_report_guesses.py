@@ -57,3 +57,13 @@ def test_the_last_warning_is_a_grave_remark() -> None:
     said = remarks(run_of({"passing": 0.0, "largest_class": 0.0}, warning="nothing passes."), None)
     assert ("At the last evaluation: nothing passes.", True) in [(remark.text, remark.grave) for remark in said]
     assert not any("last evaluation" in remark.text for remark in remarks(run_of(None), None))
+
+
+def test_a_target_without_test_images_is_a_grave_remark() -> None:
+    run = run_of(None, target=True)
+    known = [remark.text for remark in remarks(run, None)]
+    run.metrics[-1]["source_error"] = run.metrics[-1].pop("error")
+    unknown = [remark.text for remark in remarks(run, None) if remark.grave]
+    sentence = "The target has no test images: the errors are those on the source's"
+    assert not any(text.startswith(sentence) for text in known)
+    assert any(text.startswith(sentence) for text in unknown)

@@ -15,7 +15,7 @@ from fastswa.errors import RequestError
 from fastswa.layers import build_config
 from fastswa.training.folder import RunFolder
 from fastswa.training.identity import fingerprint
-from fastswa.training.run import parent_layer
+from fastswa.training.run import parent_layer, train_new
 from tiny_runs import (
     METHODS,
     Killed,
@@ -67,6 +67,26 @@ def test_a_fork_starts_with_its_parents_state_and_records_it(finished: Path, tmp
         "step": 6,
         "fingerprint": fingerprint(to_dict(RunFolder(finished).config())),
     }
+
+
+def test_averages_that_followed_the_parents_schedule_are_mentioned(finished: Path, tmp_path: Path) -> None:
+    """They go on as they were; what was given for the fork, or for the parent, is nobody's surprise."""
+    start = f"{finished}@2"
+
+    def said(*changes: dict[str, object]) -> list[str]:
+        told: list[str] = []
+        train_new(
+            forked(start, *changes), tmp_path / f"{len(list(tmp_path.iterdir()))}", StoppingWatcher(), told.append
+        )
+        return told
+
+    longer: dict[str, object] = {"schedule": {"cycle": 2}}
+    assert said() == []
+    assert said(longer) == [
+        f"swa is averaged as in {finished}, from epoch 2 on every 1 epochs, although the schedule is another; "
+        "averaging.swa.start and averaging.swa.every change it."
+    ]
+    assert said(longer, {"averaging": {"swa": {"every": 2}}}) == []
 
 
 def test_an_unchanged_fork_repeats_the_rest_of_its_parent(finished: Path, tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from conftest import Command
 from fastswa.layers import build_config, recipe_layer
 from fastswa.methods.flexmatch import FlexMatch
+from fastswa.methods.guesses import Guesses
 from fastswa.training.feed import learning_rate
 from fastswa.training.refresh import refresh_batches
 from fastswa.training.state import State
@@ -246,3 +248,16 @@ def test_vadd_needs_a_network_with_dropout(tmp_path: Path, command: Command) -> 
     sentence = "method vadd: the network has no dropout; give model.dropout or another model."
     assert (answer.code, answer.err) == (2, f"fastswa: {sentence}\n")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_warning_names_the_class(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    file = tmp_path / "animals.npz"
+    np.savez(
+        file, x_train=rng.integers(0, 256, (60, 8, 8), dtype=np.uint8), y_train=[0, 1] * 30, classes=["cat", "dog"]
+    )
+    layer = {"data": {"source": str(file)}, "split": {"labels": 20}, "method": METHODS["fixmatch"]}
+    method = make_trainer(tiny(layer), tmp_path / "run").state.method
+    assert isinstance(method, Guesses)
+    method.count(torch.ones(50, dtype=torch.int64), torch.ones(50, dtype=torch.bool), torch.arange(50))
+    assert "class 'dog' takes 100.0% of the pseudo-labels" in method.figures()["warning"]

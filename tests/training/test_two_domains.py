@@ -235,6 +235,7 @@ def test_two_folders_of_ones_own_get_self_ensembling_unless_another_is_named(tmp
     # Fifty of each; a pass over the larger of 2,080 source images (a fifth is held out) and 5,200 target images.
     assert (config.batch.size, config.batch.labelled, config.batch.steps) == (100, 50, 104)
     alone = chosen({"method": {"name": "supervised"}})
-    assert alone.augment == config.augment
+    assert (alone.augment, alone.optimiser) == (config.augment, config.optimiser)
+    assert (alone.batch.size, alone.batch.steps) == (100, 104)
     assert chosen({"method": {"name": "mean-teacher"}}).augment.standardise is False
     assert chosen({"method": {"threshold": 0.9}}).method.threshold == 0.9

@@ -188,26 +188,35 @@ def match_domains(
 def match_classes(ours: Sequence[str], theirs: Sequence[str], aliases: Mapping[str, str]) -> list[tuple[int, int]]:
     """(number among `ours`, number among `theirs`) of the classes that are the same, in the order of `ours`.
 
-    Equal names first, upper and lower case alike; of the rest those that `aliases` or the built-in ones equate.
+    Equal names first, upper and lower case alike; of the rest those that `aliases` equate, then those that the built-in
+    ones do.
     """
     left, right = _by_name(ours), _by_name(theirs)
     for name in (name for pair in aliases.items() for name in pair):
         if _plain(name) not in left and _plain(name) not in right:
             raise RequestError(f"data.aliases: neither side has a class '{name}'.")
     found = {number: right[name] for name, number in left.items() if name in right}
-    free = {name: number for name, number in right.items() if number not in found.values()}
-    groups = _groups([*ALIASES.items(), *aliases.items()])
-    claimed: dict[int, int] = {}
-    for name, number in left.items():
-        others = [free[other] for other in sorted(groups.get(name, ())) if other in free]
-        if number in found or not others:
-            continue
-        if len(others) > 1:
-            raise _ambiguous(theirs[others[0]], theirs[others[1]], ours[number])
-        if others[0] in claimed:
-            raise _ambiguous(ours[claimed[others[0]]], ours[number], theirs[others[0]])
-        found[number] = others[0]
-        claimed[others[0]] = number
+    for pairs in (aliases.items(), [*ALIASES.items(), *aliases.items()]):
+        groups = _groups(pairs)
+        free = {name: number for name, number in right.items() if number not in found.values()}
+        claimed: dict[int, int] = {}
+        for name, number in left.items():
+            others = [free[other] for other in sorted(groups.get(name, ())) if other in free]
+            if number in found or not others:
+                continue
+            if len(others) > 1:
+                raise _ambiguous(theirs[others[0]], theirs[others[1]], ours[number])
+            if others[0] in claimed:
+                raise _ambiguous(ours[claimed[others[0]]], ours[number], theirs[others[0]])
+            found[number] = others[0]
+            claimed[others[0]] = number
+    joined = {_plain(ours[a]) for a, b in found.items() if _plain(ours[a]) != _plain(theirs[b])}
+    for one, other in aliases.items():
+        if not joined & groups[_plain(one)]:
+            raise RequestError(
+                f"data.aliases: {one}={other} matches nothing; an alias is for a class that only the source has and "
+                "one that only the target has."
+            )
     return sorted(found.items())
 
 

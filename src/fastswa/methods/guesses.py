@@ -90,8 +90,9 @@ class Guesses(Method):
                 f"early{remedy}."
             )
         if max(shares) >= ALL:
+            swallows = self.names[shares.index(max(shares))]
             return (
-                f"method {name}: class {shares.index(max(shares))} takes {100 * max(shares):.1f}% of the {self.what}s "
-                "since the last evaluation; the network calls everything the same."
+                f"method {name}: class '{swallows}' takes {100 * max(shares):.1f}% of the {self.what}s since the last "
+                "evaluation; the network calls everything the same."
             )
         return None

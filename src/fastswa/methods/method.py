@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -85,7 +85,7 @@ class Method:
     teacher start as the student does, rather than from weights of its own. `joins` says that its losses take the target
     by the batch's `join` and not as it is: on a GPU the teacher's pass may then run beside the student's. `apart` says
     that labelled and unlabelled images pass the networks as batches of their own: the batch-norm statistics of an
-    average are then of the latter.
+    average are then of the latter. `names` are those of the classes, for its sentences.
     """
 
     settings: ClassVar[frozenset[str]] = frozenset()
@@ -101,6 +101,7 @@ class Method:
 
     def __init__(self, config: MethodConfig, *, images: int, classes: int) -> None:
         self.config = config
+        self.names: Sequence[str] = [str(number) for number in range(classes)]
         self.divergence = DIVERGENCES[config.divergence]
         self.memory: dict[str, Tensor] = {}
 

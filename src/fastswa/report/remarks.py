@@ -39,6 +39,14 @@ def _of_the_record(run: RunRecord) -> list[Remark]:
         made.append(
             Remark("There are neither test nor validation images: nothing says how good the model is.", grave=True)
         )
+    if run.sets and "test" not in run.sets and run.config.data.target is not None:
+        made.append(
+            Remark(
+                "The target has no test images: the errors are those on the source's, and how good the model is on the "
+                "target is not known.",
+                grave=True,
+            )
+        )
     if run.metrics:
         averaged = run.metrics[-1].get("averaged")
         for name, average in run.config.averaging.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fastswa.config import Config, to_dict
+from fastswa.config import AverageConfig, Config, resolved, to_dict
 from fastswa.data.pace import Pace
 from fastswa.errors import RequestError
 from fastswa.training.checkpoint import Checkpoint, checkpoint_epochs, load_checkpoint
@@ -31,8 +31,15 @@ def fork(config: Config, state: State, pace: Pace, say: Callable[[str], None]) -
     theirs_then = Pace(facts["steps_per_epoch"], folder.config().batch.pace or ()).of(int(epoch))
     if not epoch.is_integer() and pace.of(int(epoch)) != theirs_then:
         raise RequestError(f"{source} stopped within an epoch, and the fork's epochs have another length.")
-    parent_averages = to_dict(folder.config()).get("averaging", {})
+    parent = folder.config()
+    parent_averages = to_dict(parent).get("averaging", {})
     own_averages = to_dict(config).get("averaging", {})
+    for name in _inherited(config, parent):
+        kept = config.averaging[name]
+        say(
+            f"{name} is averaged as in {source}, from epoch {kept.start:g} on every {kept.every:g} epochs, "
+            f"although the schedule is another; averaging.{name}.start and averaging.{name}.every change it."
+        )
     continued = {name for name in own_averages if own_averages[name] == parent_averages.get(name)}
     with torch.no_grad():
         for name, tensor in state.tensors().items():
@@ -52,6 +59,20 @@ def fork(config: Config, state: State, pace: Pace, say: Callable[[str], None]) -
         else:
             average.update(epoch)
     return {"run": source, "epoch": epoch, "step": state.step, "fingerprint": facts["fingerprint"]}
+
+
+def _inherited(config: Config, parent: Config) -> list[str]:
+    """The averages whose start or cadence followed the parent's schedule, and would follow the fork's otherwise."""
+
+    def by_schedule(one: Config, average: AverageConfig) -> AverageConfig:
+        bare = AverageConfig.model_validate(average.model_dump(exclude={"start", "every"}, exclude_unset=True))
+        return resolved(one.model_copy(update={"averaging": {"it": bare}})).averaging["it"]
+
+    return [
+        name
+        for name, average in config.averaging.items()
+        if average == parent.averaging.get(name) == by_schedule(parent, average) != by_schedule(config, average)
+    ]
 
 
 def checkpoint_of(run: str, say: Callable[[str], None]) -> tuple[RunFolder, Checkpoint]:

@@ -129,6 +129,7 @@ def build_state(
     """
     pretrained = config.model.pretrained and fresh and weights is None
     method = build_method(config.method, images=images, classes=len(facts.classes))
+    method.names = facts.classes
     method.to(compute.device)
     student = build_network(facts, config.seed, "student", pretrained).to(compute.device, compute.dtype)
     teacher = None

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 PAGE = "check.html"
 # What `fastswa train` calls the same.
-_SETTINGS = {"--data.size": "--size", "--data.channels": "--channels", "--data.skip_bad": "--skip-bad"}
+_SETTINGS = {
+    "--data.root": "--root",
+    "--data.size": "--size",
+    "--data.channels": "--channels",
+    "--data.skip_bad": "--skip-bad",
+}
 
 
 def run(arguments: Arguments) -> int:
@@ -90,7 +95,7 @@ VERB = Verb(
     },
     details=(
         "DATA: a folder with labeled/CLASS/… and unlabeled/…, a .csv/.tsv manifest, an .npz file, or digits.\n"
-        "--data.size, --data.channels and --data.skip_bad (or --size, --channels, --skip-bad) are as in training.\n"
+        "--data.root, --data.size, --data.channels and --data.skip_bad (or --root, …) are as in training.\n"
         "--data.target TARGET compares DATA with the images of another domain and writes a page with some of both\n"
         f"({PAGE}, or --out FILE); --data.aliases automobile=car says which classes are the same."
     ),
