@@ -429,6 +429,15 @@ def test_steps_that_are_no_number_of_steps_are_refused(value: str) -> None:
         from_flags("--schedule.steps", value)
 
 
+def test_steps_and_epochs_in_one_breath_are_refused() -> None:
+    """One after the other they are not: a recipe's may be cut short, which the run says."""
+    sentence = "schedule.steps says how long training is, and so does schedule.epochs; give one of them"
+    with pytest.raises(RequestError, match=sentence):
+        from_flags("--schedule.steps", "400", "--epochs", "1")
+    config = build_config({"schedule": {"steps": 48_000}}, {"schedule": {"epochs": 3}})
+    assert (config.schedule.epochs, config.schedule.length) == (3, 48)
+
+
 def test_python_users_get_the_nearest_name_too() -> None:
     with pytest.raises(ValidationError, match="unknown setting schedul; did you mean schedule"):
         Config(schedul={})  # type: ignore[call-arg]

@@ -68,8 +68,9 @@ def tiny_frontier(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     """The frontier's recipes on the embedded digits, with as many labels as they say."""
 
     def layer(recipe: str) -> dict[str, Any]:
-        own = {"split": recipe_layer(recipe)["split"], "schedule": {"epochs": 2}}
-        return merge(recipe_layer("digits-fixmatch"), SHORT, {"model": {"width": 4}, "schedule": {"steps": 6}}, own)
+        own = {"split": recipe_layer(recipe)["split"]}
+        short = {key: value for key, value in SHORT.items() if key != "schedule"}
+        return merge(recipe_layer("digits-fixmatch"), short, {"model": {"width": 4}, "schedule": {"steps": 6}}, own)
 
     monkeypatch.setattr(frontier, "recipe_layer", layer)
     monkeypatch.setattr(frontier, "MODELS", ("small", "resnet9"))

@@ -82,7 +82,11 @@ def test_the_frontiers_candidates(tuning: ModuleType) -> None:
     assert steps[f"{quick} as it is"] == steps[f"{quick} optimiser.lr=0.1"] == 36_000
     widths = {config.model.width: steps[text] for text, config in found.items() if text.startswith(quick)}
     assert widths == {None: 36_000, 96: 18_000, 128: 12_000}
-    assert found["cifar10-fixmatch-250 method.name=freematch"].method.name == "freematch"
+    assert found["cifar10-fixmatch-250 method.name=freematch method.ramp=1"].method.name == "freematch"
+    product = {text: config.optimiser.lr * config.optimiser.weight_decay for text, config in found.items()}
+    usual = product[f"{quick} as it is"]
+    assert product[f"{quick} optimiser.lr=0.1"] == pytest.approx(2 * usual)
+    assert product[f"{quick} optimiser.lr=0.1 optimiser.weight_decay=1e-3"] == pytest.approx(4 * usual)
     assert {config.model.width for text, config in found.items() if text.startswith("cifar100")} == {64, 128}
     assert all(config.schedule.length == config.schedule.epochs for config in found.values())
     # However long a run is, its averages begin at its half, and after three quarters of it.

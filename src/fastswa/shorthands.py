@@ -43,6 +43,8 @@ def _without_steps(settings: dict[str, Any], below: Mapping[str, Any]) -> dict[s
     if not isinstance(schedule, dict) or "steps" not in schedule:
         return settings
     steps = _whole("schedule.steps", schedule["steps"])
+    if "epochs" in schedule:
+        raise ValueError("schedule.steps says how long training is, and so does schedule.epochs; give one of them")
     batch = _table(settings.get("batch"))
     given = {**_table(below.get("batch")), **batch}.get("steps")
     epochs = -(-steps // (STEPS_AN_EPOCH if given is None else _whole("batch.steps", given)))

@@ -242,9 +242,12 @@ def _measured_epochs(results: Iterable[Result], network: str, average: AverageCo
     return found
 
 
-def at_once(cells: Sequence[Cell]) -> int:
-    """How many runs the device takes at a time."""
-    return TOGETHER[choose_compute(cells[0].config.device).device.type] if cells else 1
+def at_once(cells: Sequence[Cell], asked: int | None = None) -> int:
+    """How many runs to train at a time: on a GPU as `asked`, else what it is good for, or one where time is shown."""
+    device = choose_compute(cells[0].config.device).device.type if cells else "cpu"
+    if device == "cpu":
+        return TOGETHER[device]
+    return asked or (1 if any(cell.run.alone for cell in cells) else TOGETHER[device])
 
 
 @dataclass

@@ -23,6 +23,7 @@ from fastswa.training.refresh import Refresher, refresh_batches
 from fastswa.training.state import State
 from tiny_runs import (
     EPOCHS,
+    FLAGS,
     METHODS,
     STEPS,
     StoppingWatcher,
@@ -50,6 +51,17 @@ def test_one_line_an_evaluation(finished: Path) -> None:
         assert list(line["loss"]) == ["classification", "consistency", "tie"]
     seconds = [line["seconds"] for line in lines]
     assert seconds == sorted(seconds)
+
+
+@pytest.mark.parametrize(("epochs", "late"), [(1, "swa (2)"), (2, "")])
+def test_averages_that_training_ends_before_are_mentioned(
+    epochs: int, late: str, tmp_path: Path, command: Command
+) -> None:
+    answer = command("train", "digits-mean-teacher", *FLAGS, "--epochs", str(epochs), "--out", tmp_path / "run")
+    assert answer.code == 0
+    said = f"training ends at epoch {epochs} (schedule.epochs), before these averages begin: {late}."
+    assert ("before these averages begin" in answer.err) is bool(late)
+    assert not late or said in answer.err
 
 
 def test_all_that_is_written_is_waited_for_where_one_of_it_fails(tmp_path: Path) -> None:

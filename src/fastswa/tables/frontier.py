@@ -146,7 +146,9 @@ def table_runs() -> list[TableRun]:
     """What a sweep trains: the recipes, and each with the other methods on its own network."""
     own = {recipe: recipe_layer(recipe)["model"]["name"] for recipe in RECIPES}
     return [
-        TableRun(run.recipe, run.config.method.name, run.setting[1], run.layer, _figures(run.config), run.varied)
+        TableRun(
+            run.recipe, run.config.method.name, run.setting[1], run.layer, _figures(run.config), run.varied, alone=True
+        )
         for run in frontier_runs()
         if run.config.model.name == own[run.recipe]
     ]

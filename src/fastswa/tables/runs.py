@@ -25,7 +25,8 @@ class TableRun:
 
     `figures` are what the table shows of it: a network (student, teacher or the name of an average of `layer`) and an
     epoch each. `varied` marks the recipe with another method than its own, which is trained only where that method is
-    asked for; `whole` a run that the table needs with every average that it names.
+    asked for; `whole` a run that the table needs with every average that it names; `alone` one whose time the table
+    shows, so that none should run beside it.
     """
 
     recipe: str
@@ -35,6 +36,7 @@ class TableRun:
     figures: tuple[tuple[str, int], ...]
     varied: bool = False
     whole: bool = False
+    alone: bool = False
 
     @property
     def name(self) -> str:

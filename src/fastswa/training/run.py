@@ -104,6 +104,7 @@ class NewRun:
             )
         trainer.check()
         announce(trainer, say)
+        _mention_late_averages(config, tell)
         watcher = _watched(config, self.watcher, self.path)
         matched = None if domains is None else domain_facts(dataset, domains)
         trainer.folder.create(config, {**_facts(trainer, dataset, together, parent), **self.facts}, matched)
@@ -317,6 +318,14 @@ def _watched(config: Config, watcher: Watcher, path: Path) -> Watcher:
 
 def _result(trainer: Trainer) -> RunResult:
     return RunResult(trainer.folder.path, trainer.folder.metrics(), trainer.finished)
+
+
+def _mention_late_averages(config: Config, say: Say) -> None:
+    """Say which averages training ends before, as where a long schedule is cut short rather than made shorter."""
+    last = config.schedule.epochs
+    late = [f"{name} ({one.start:g})" for name, one in config.averaging.items() if (one.start or 0) > last]
+    if late:
+        say(f"training ends at epoch {last} (schedule.epochs), before these averages begin: {', '.join(late)}.")
 
 
 def _trainer(

@@ -35,14 +35,13 @@ def run(arguments: Arguments) -> int:
         results=results,
         changes=changes,
     )
-    together, stop_after = arguments.whole("--together", 1), arguments.number("--stop-after", float("inf"))
+    asked = arguments.whole("--together", 1) if "--together" in arguments else None
+    stop_after = arguments.number("--stop-after", float("inf"))
     if "--dry-run" in arguments:
         _print(cells, as_json="--json" in arguments)
         return 0
-    if "--together" not in arguments:
-        together = at_once(cells)
-    elif together > 1 and at_once(cells) == 1:
-        together = 1
+    together = at_once(cells, asked)
+    if asked is not None and asked > together:
         say("on a CPU runs are trained one after the other; --together is for GPUs.")
     refuse_unwritable(results)
     with ConsoleWatcher(stop_after) as watcher:
@@ -102,7 +101,7 @@ VERB = Verb(
         "be 1200 or 3500, which cost hours, or to --epochs N.\n"
         "Done is one of which --results FOLDER (results) has every figure so far. Run folders lie in --out FOLDER\n"
         "(runs/sweep); what is begun there is gone on with, and a run that fails stops no other.\n"
-        "--together N trains N at once on a GPU (3 unless given); --dry-run only says how each run stands;\n"
-        "--stop-after MINUTES saves and ends before a limit, and the same command goes on."
+        "--together N trains N at once on a GPU (3 unless given, of frontier 1); --dry-run only says how each run\n"
+        "stands; --stop-after MINUTES saves and ends before a limit, and the same command goes on."
     ),
 )
