@@ -82,7 +82,8 @@ def test_the_frontiers_candidates(tuning: ModuleType) -> None:
     assert steps[f"{quick} as it is"] == steps[f"{quick} optimiser.lr=0.1"] == 36_000
     widths = {config.model.width: steps[text] for text, config in found.items() if text.startswith(quick)}
     assert widths == {None: 36_000, 96: 18_000, 128: 12_000}
-    assert found["cifar10-fixmatch-250 method.name=freematch method.ramp=1"].method.name == "freematch"
+    free = found["cifar10-fixmatch-250 method.name=freematch"].method
+    assert (free.name, free.ramp) == ("freematch", 1)
     product = {text: config.optimiser.lr * config.optimiser.weight_decay for text, config in found.items()}
     usual = product[f"{quick} as it is"]
     assert product[f"{quick} optimiser.lr=0.1"] == pytest.approx(2 * usual)

@@ -164,11 +164,12 @@ class ModelConfig(Section):
     pretrained: bool = Field(False, description="timm: start from the weights that the package offers")
 
 
-# What methods that were published with settings of their own start from.
+# What methods that were published with settings of their own start from. A ramp of one epoch is ours: thresholds that
+# begin low let guesses pass while they are still wrong, as statistics follow the first steps late (docs/frontier.md).
 PUBLISHED_SETTINGS: dict[str, dict[str, float]] = {
     "fixmatch": {"weight": 1.0, "ramp": 0.0},
-    "flexmatch": {"weight": 1.0, "ramp": 0.0},
-    "freematch": {"weight": 1.0, "ramp": 0.0},
+    "flexmatch": {"weight": 1.0, "ramp": 1.0},
+    "freematch": {"weight": 1.0, "ramp": 1.0},
     "self-ensembling": {"weight": 3.0, "ramp": 0.0, "threshold": 0.968, "teacher_decay": 0.99},
 }
 

@@ -317,8 +317,9 @@ def test_primed_the_fairness_of_one_class_alone_has_a_gradient(decay: float) -> 
     assert slope(primed=True) > 1e-6
 
 
-def test_weight_and_ramp_are_the_papers_unless_given() -> None:
-    assert [method_of(name).weight(0.0) for name in KIN] == [1.0] * 3
+def test_the_weight_is_the_papers_unless_given_after_an_epoch_where_thresholds_begin_low() -> None:
+    assert [method_of(name).weight(1.0) for name in KIN] == [1.0] * 3
+    assert [method_of(name).weight(0.0) for name in KIN] == [1.0, *[pytest.approx(math.exp(-5))] * 2]
     assert method_of("fixmatch", weight=4.0, ramp=2.0).weight(2.0) == 4.0
     assert make_method("mean-teacher").config.weight == 100.0
 
