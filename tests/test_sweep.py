@@ -6,7 +6,9 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from fastswa.config import to_dict
 from fastswa.errors import RequestError
 from fastswa.layers import build_config, merge, recipe_layer
 from fastswa.results import keep_record, record
-from fastswa.sweep import Cell, Sweep, plan_sweep
+from fastswa.sweep import Cell, Sweep, at_once, plan_sweep
 from fastswa.tables import measured
 from fastswa.tables import runs as table_runs
 from fastswa.tables.rows import Row, all_rows
@@ -211,6 +213,21 @@ def test_what_is_damaged_is_not_trained_again_beyond_what_was_asked_for(home: Pa
     ended, _ = sweep(home, cells_of(home, seeds=(3,), changes=shorter), changes=shorter)
     assert statuses(ended) == [(3, "done")]
     assert [line["epoch"] for line in metrics(run)] == [1]
+
+
+@pytest.mark.parametrize(("device", "asked", "alone", "found"), [
+    ("cuda", None, False, 3), ("cuda", None, True, 1), ("cuda", 2, True, 2),
+    ("cpu", None, False, 1), ("cpu", 2, True, 1),
+])  # fmt: skip
+def test_how_many_are_trained_at_a_time(
+    home: Path, monkeypatch: pytest.MonkeyPatch, device: str, asked: int | None, alone: bool, found: int
+) -> None:
+    """Where a table shows a run's time, none runs beside it unless somebody asks for that."""
+    compute = SimpleNamespace(device=torch.device(device))
+    monkeypatch.setattr("fastswa.sweep.choose_compute", lambda config: compute)
+    cells = [replace(cell, run=replace(cell.run, alone=alone)) for cell in cells_of(home)]
+    assert at_once(cells, asked) == found
+    assert all(run.alone for run in table_runs.runs_of("frontier"))
 
 
 def test_several_at_once_are_for_gpus(home: Path, command: Command) -> None:

@@ -191,7 +191,7 @@ def _method(method: MethodConfig, network: str, holding: Holding, epochs: int) -
 
 
 def _shift(config: Config, side: int) -> int:
-    """How far views are shifted: an eighth of a side, as in the paper; half of that where they are warped, as there."""
+    """How far views are shifted: an eighth of a side, as in the paper, and half of that where they are warped."""
     return min(max(round(side / (16 if config.augment.warp else 8)), 1), side - 1)
 
 

@@ -299,4 +299,4 @@ def pooled(named: Sequence[tuple[Result, str | None]], epoch: int) -> Measured |
                 records.append(result.file)
     if not errors:
         return None
-    return Measured({seed: mean(errors[seed]) for seed in sorted(errors)}, mean(minutes), tuple(sorted(set(records))))
+    return Measured({seed: mean(errors[seed]) for seed in sorted(errors)}, mean(minutes), tuple(records))

@@ -70,8 +70,8 @@ TABLES = {
 _SEARCHED = (
     "The paper gives none of these. On validation images of CIFAR-10 with 4,000 labels, disturbances that correlate "
     "as neighbours do, measured as on whitened images, left VAT's student four points less error than the best of "
-    "single pixels (17.7 to 13.5%), epsilon 4 less than 2 and 8, weight 1 no more than 3 (results/cifar10-cnn- "
-    "tuning.txt); the one head is our choice. The paper's text calls the average fast-SWA."
+    "single pixels (17.7 to 13.5%), epsilon 4 less than 2 and 8, weight 1 no more than 3 "
+    "(results/cifar10-cnn-tuning.txt); the one head is our choice. The paper's text calls the average fast-SWA."
 )
 _VAT = {"weight": 1, "ramp": 0, "epsilon": 4, "xi": 10, "own_dropout": True, "correlation": 0.92}
 
