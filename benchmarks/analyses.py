@@ -1,12 +1,12 @@
 """The runs and studies behind the figures of sections 3.2, 3.3 and appendix A.1, A.3, A.4, on CIFAR-10 and one GPU.
 
-    python benchmarks/analyses.py                                   the parts, their runs and what they should take
-    python benchmarks/analyses.py PART [--minutes 9] [--out FILE]   train, study and pack one part
+    python benchmarks/analyses.py                                       the parts, their runs, what they should take
+    python benchmarks/analyses.py PART… [--minutes 9] [--out FOLDER]    train, study and pack parts
 
-A part is gone on with by the same command: its runs are trained side by side until --minutes are over, and saved; once
-they are done, the studies are made one after the other, as far as the time reaches. Iterates stay where they are made.
-What comes back is FILE, a zip archive: of every run its settings, its evaluations and its recorded gradients, of every
-study its arrays and figures.
+They are gone on with by the same command: the runs of all parts are trained side by side until --minutes are over, and
+saved; once they are done, the studies are made one after the other, as far as the time reaches. Iterates stay where
+they are made. What comes back is FOLDER/PART.zip: of every run its settings, its evaluations and its recorded
+gradients, of every study its arrays and figures.
 
 Other words are settings of every run, as `fastswa train` takes them. A rehearsal of whole parts takes minutes on a CPU
 with --data.source IMAGES.npz --model small --model.width 4 --batch.steps 2 --evaluation.refresh 1, where IMAGES.npz
@@ -31,8 +31,9 @@ from fastswa.analysis.schedule import forks
 from fastswa.analysis.study import Request
 from fastswa.config import Config
 from fastswa.console import ConsoleWatcher, say
-from fastswa.errors import FastswaError
+from fastswa.errors import FastswaError, RequestError
 from fastswa.layers import build_config, flag_layer, merge, recipe_layer
+from fastswa.training.checkpoint import checkpoint_epochs
 from fastswa.training.folder import RunFolder
 from fastswa.training.run import NewRun, OldRun, train_together
 
@@ -84,7 +85,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Part:
-    """Runs that are trained side by side, those that begin within others after them, and the studies of all.
+    """Runs that are trained side by side, those that begin within others once these are so far, and the studies of all.
 
     `forks` are the runs of a study of schedules, which all begin at the end of the one that it names.
     """
@@ -210,88 +211,77 @@ def plan() -> str:
             f"{name}: {part.why}",
             f"  runs: {', '.join([*part.runs, *fork_names(part)])}",
             f"  expected on one H200: {sum(seconds.values()):.0f} s ({parts})",
-            f"  {commands} x  python benchmarks/analyses.py {name} --minutes 9 --data DATA --out {name}.zip",
+            f"  {commands} x  python benchmarks/analyses.py {name} --minutes 9 --data DATA --out .",
         ]
         lines += [f"    {made.name}: {made.asked}  ({made.seconds:.0f} s)" for made in part.studies]
     return "\n".join(lines)
 
 
+class Clock:
+    """Minutes that are running out."""
+
+    def __init__(self, minutes: float) -> None:
+        self._ends = time.monotonic() + 60.0 * minutes
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._ends - time.monotonic()
+
+
 class Work:
-    """One part under a folder, until its time is over."""
+    """One part under a folder."""
 
     def __init__(
         self,
         part: Part,
         folder: Path,
         common: Mapping[str, Any],
-        minutes: float,
         archive: Path,
         changes: Mapping[str, Any] | None = None,
     ) -> None:
-        self.part, self.folder, self.common, self.changes = part, folder, common, changes
-        self.minutes, self.archive = minutes, archive
+        self.part, self.folder, self.common, self.archive = part, folder, common, archive
         self.failed = False
-        self._began = time.monotonic()
-
-    @property
-    def left(self) -> float:
-        """Seconds."""
-        return 60.0 * self.minutes - (time.monotonic() - self._began)
+        self._configs = {name: run.config(common, changes, folder) for name, run in part.runs.items()}
+        for made in part.studies:
+            for name in self._configs.keys() & {*made.runs}:
+                refuse_missing(asked_in(made.asked), self._configs[name])
 
     def place(self, name: str) -> Path:
         if self.part.forks is not None and name in fork_names(self.part):
             return self.folder / self.part.forks[0] / "analysis" / "schedule" / name
         return self.folder / name
 
-    def run(self) -> bool:
-        """Everything that time allows; whether all of it is done."""
-        runs = self.part.runs
-        configs = {name: run.config(self.common, self.changes, self.folder) for name, run in runs.items()}
-        for made in self.part.studies:
-            for name in configs.keys() & {*made.runs}:
-                refuse_missing(asked_in(made.asked), configs[name])
-        for begun_within in (False, True):
-            chosen = {
-                name: config for name, config in configs.items() if (config.start.run is not None) is begun_within
-            }
-            if not self._trained(chosen):
-                return False
-        if self.part.forks is not None:
-            parent, request = self.part.forks
-            start = f"{self.folder / parent}@{runs[parent].epochs}"
-            if not self._trained(forks(start, float(runs[parent].epochs), request)):
-                return False
-        missing = [made.name for made in self.part.studies if not self._made(made)]
-        return not missing
+    def named(self, made: Made) -> str:
+        return f"{self.folder.name}, {made.name}"
 
-    def _trained(self, configs: Mapping[str, Config]) -> bool:
-        """Train what is not done, side by side; whether all of it is."""
-        waiting = {name: config for name, config in configs.items() if not self._done(name, config)}
-        if not waiting:
+    def waiting(self) -> dict[str, Config]:
+        """The runs that are not done and can be trained now: what they begin within is so far."""
+        found = {name: config for name, config in self._configs.items() if self._can_begin(name)}
+        if self.part.forks is not None and self._done(parent := self.part.forks[0]):
+            epochs = self.part.runs[parent].epochs
+            found |= forks(f"{self.folder / parent}@{epochs}", float(epochs), self.part.forks[1])
+        return {name: config for name, config in found.items() if not self._done(name, config)}
+
+    def _can_begin(self, name: str) -> bool:
+        start = self.part.runs[name].start
+        if start is None:
             return True
-        if self.left < 30:
-            return False
-        with ConsoleWatcher(self.left / 60) as watcher:
-            runs: list[NewRun | OldRun] = []
-            for name, config in waiting.items():
-                path, lane = self.place(name), watcher.lane(name, f"{name}  ")
-                begun = (path / "config.toml").exists()
-                runs.append(OldRun(path, lane) if begun else NewRun(config, path, lane))
-            results = train_together(runs, say)
-        return all(result.finished for result in results)
+        parent, epoch = start
+        return self._done(parent) or epoch in checkpoint_epochs(RunFolder(self.place(parent)).checkpoints)
 
-    def _done(self, name: str, config: Config) -> bool:
-        path = self.place(name)
-        return (path / "config.toml").exists() and RunFolder(path).models_epoch() == config.schedule.epochs
+    def _done(self, name: str, config: Config | None = None) -> bool:
+        path, epochs = self.place(name), (config or self._configs[name]).schedule.epochs
+        return (path / "config.toml").exists() and RunFolder(path).models_epoch() == epochs
 
-    def _made(self, made: Made) -> bool:
-        """Make a study that is not there yet, if there is time for it."""
+    def study(self, made: Made, clock: Clock) -> bool:
+        """Make a study that is not there yet, if there is time for it; whether it is there."""
         out = self.folder / "analysis" / made.name
         [asked] = asked_in(made.asked)
         if (out / f"{asked.name}.png").exists():
             return True
-        if self.left < made.seconds:
-            say(f"{made.name}: no time is left for it; the same command goes on.")
+        if clock.left < made.seconds:
+            say(f"{self.named(made)}: no time is left for it; the same command goes on.")
             return False
         return self._written(asked, [self.place(name) for name in made.runs], out, made)
 
@@ -303,14 +293,14 @@ class Work:
             # The machine may be gone tomorrow: the other studies are made all the same.
             self.failed = True
             if isinstance(error, FastswaError):
-                say(f"{made.name}: {error}")
+                say(f"{self.named(made)}: {error}")
             else:
                 traceback.print_exc()
-                say(f"{made.name}: failed; the others are made.")
+                say(f"{self.named(made)}: failed; the others are made.")
             return False
         for line in asked.study.told(result):
             print(line)
-        say(f"{made.name}: {time.monotonic() - began:.1f} s (expected {made.seconds:.0f} s)")
+        say(f"{self.named(made)}: {time.monotonic() - began:.1f} s (expected {made.seconds:.0f} s)")
         # At once: should the next one be stopped from outside, this one comes back.
         self.pack()
         return True
@@ -330,42 +320,70 @@ class Work:
         os.replace(writing, file)
 
 
+def carried_out(works: Sequence[Work], clock: Clock) -> bool:
+    """Everything that time allows; whether all of it is done."""
+    while waiting := [(work, name, config) for work in works for name, config in work.waiting().items()]:
+        if clock.left < 30 or not trained(waiting, clock):
+            return False
+    missing = [made for work in works for made in work.part.studies if not work.study(made, clock)]
+    return not missing
+
+
+def trained(waiting: Sequence[tuple[Work, str, Config]], clock: Clock) -> bool:
+    """Train runs side by side; whether all of them are done."""
+    with ConsoleWatcher(clock.left / 60) as watcher:
+        runs: list[NewRun | OldRun] = []
+        for work, name, config in waiting:
+            path, lane = work.place(name), watcher.lane(name, f"{name}  ")
+            begun = (path / "config.toml").exists()
+            runs.append(OldRun(path, lane) if begun else NewRun(config, path, lane))
+        results = train_together(runs, say)
+    return all(result.finished for result in results)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("part", nargs="?", choices=tuple(PARTS))
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"one or more of {', '.join(PARTS)}")
     parser.add_argument("--minutes", type=float, default=9.0, help="when to stop and save")
     parser.add_argument("--data", default="data", help="the folder that holds CIFAR-10")
     parser.add_argument("--runs", type=Path, default=Path("runs/analyses"), help="where runs lie: RUNS/PART/RUN")
-    parser.add_argument("--out", type=Path, help="the archive, RUNS/PART.zip if not given")
+    parser.add_argument("--out", type=Path, help="where the archives PART.zip are put, RUNS if not given")
     parser.add_argument("--seed", type=int, default=10)
     parser.add_argument("--device", default="auto")
     given, rest = parser.parse_known_args(words)
     try:
-        if given.part is None:
+        if not given.parts:
             print(plan())
         else:
-            return _part(given, flag_layer(rest))
+            return _parts(given, flag_layer(rest))
     except FastswaError as error:
         say(str(error))
         return error.exit_code
     return 0
 
 
-def _part(given: argparse.Namespace, changes: Mapping[str, Any]) -> int:
-    """As much of a part as there is time for; its archive is written whatever happens. The exit code: 0 also where
-    time is over, 1 where a study failed."""
+def _parts(given: argparse.Namespace, changes: Mapping[str, Any]) -> int:
+    """As much of the parts as there is time for; their archives are written whatever happens. The exit code: 0 also
+    where time is over, 1 where a study failed."""
+    unknown = [name for name in given.parts if name not in PARTS]
+    if unknown:
+        raise RequestError(f"There is no part {unknown[0]}; there are {', '.join(PARTS)}.")
     common = {"seed": given.seed, "data": {"root": given.data}, "device": {"name": given.device}}
-    archive = given.out or given.runs / f"{given.part}.zip"
-    work = Work(PARTS[given.part], given.runs / given.part, common, given.minutes, archive, changes)
+    out, clock = given.out or given.runs, Clock(given.minutes)
+    works = [
+        Work(PARTS[name], given.runs / name, common, out / f"{name}.zip", changes)
+        for name in dict.fromkeys(given.parts)
+    ]
     done = False
     try:
-        done = work.run()
+        done = carried_out(works, clock)
     finally:
-        work.pack()
-        say(f"{archive}: {archive.stat().st_size / 1e6:.2f} MB")
-        print(json.dumps({"part": given.part, "done": done, "seconds_left": round(work.left)}))
+        for work in works:
+            work.pack()
+            say(f"{work.archive}: {work.archive.stat().st_size / 1e6:.2f} MB")
+        print(json.dumps({"parts": given.parts, "done": done, "seconds_left": round(clock.left)}))
     say("done." if done else "not done yet; the same command goes on.")
-    return int(work.failed)
+    return int(any(work.failed for work in works))
 
 
 if __name__ == "__main__":

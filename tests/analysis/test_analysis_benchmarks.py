@@ -19,6 +19,7 @@ from fastswa.analysis.pairs import pairs
 from fastswa.analysis.study import Request, plain
 from fastswa.config import Config
 from fastswa.layers import merge
+from fastswa.training.run import train_together
 from tiny_runs import TINY, assert_identical, metrics, models, train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,6 +123,39 @@ def test_swa_as_teacher_begins_within_the_mean_teacher_as_if_it_had_been_trained
     assert_identical(models(fork), models(alone))
 
 
+def test_a_run_that_begins_within_another_joins_it_once_that_is_so_far(
+    analyses: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = {"ema": analyses.Run("digits-pi", 4, TINY), "swa": analyses.Run("digits-pi", 6, TINY, start=("ema", 2))}
+    work = analyses.Work(analyses.Part("", runs, ()), tmp_path, {}, tmp_path / "it.zip")
+    assert work.waiting().keys() == {"ema"}
+    monkeypatch.setattr(analyses, "checkpoint_epochs", lambda folder: {2.0: 6} if folder.parent.name == "ema" else {})
+    assert work.waiting().keys() == {"ema", "swa"}
+
+
+def test_several_parts_are_trained_side_by_side_and_come_back_apart(
+    analyses: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def part(run: str) -> Any:
+        made = analyses.Made("teachers", "teachers", (run,), 0)
+        return analyses.Part("", {run: analyses.Run("digits-pi", 2, TINY)}, (made,))
+
+    monkeypatch.setattr(analyses, "PARTS", {"a": part("one"), "b": part("two")})
+    began = []
+    monkeypatch.setattr(
+        analyses, "train_together", lambda runs, say: began.append(len(runs)) or train_together(runs, say)
+    )
+    words = ["--device", "cpu", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
+    assert analyses.main(["a", "b", *words]) == 0
+    assert began == [2]
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["done"]
+    for name, run in (("a", "one"), ("b", "two")):
+        with zipfile.ZipFile(tmp_path / f"{name}.zip") as archive:
+            assert {f"{run}/metrics.jsonl", "analysis/teachers/teachers.json"} <= {*archive.namelist()}
+    assert analyses.main(["a", "c", *words]) == 2
+    assert "There is no part c; there are a, b." in capsys.readouterr().err
+
+
 def tiny_part(analyses: ModuleType) -> Any:
     settings = {**TINY, "checkpoint": {"every": 1, "keep_every": 1}}
     forked = Request((), cycles=(1.0,), constant=(3.0,), until=5)
@@ -138,7 +172,7 @@ def test_a_part_goes_on_by_the_same_command_and_comes_back_as_one_file(
     analyses: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     monkeypatch.setattr(analyses, "PARTS", {"pi": tiny_part(analyses)})
-    words = ["pi", "--device", "cpu", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "pi.zip")]
+    words = ["pi", "--device", "cpu", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
     stopping = analyses.ConsoleWatcher
     monkeypatch.setattr(analyses, "ConsoleWatcher", lambda minutes: stopping(1e-9))
     assert analyses.main(words) == 0
@@ -179,7 +213,7 @@ def test_a_study_that_breaks_leaves_the_others_to_be_made(
     words = ["pi", "--device", "cpu", "--runs", str(tmp_path / "runs"), "--batch.steps", "2"]
     assert analyses.main(words) == 1
     said = capsys.readouterr()
-    assert "late: failed; the others are made." in said.err
+    assert "pi, late: failed; the others are made." in said.err
     assert "out of memory" in said.err
     assert json.loads(said.out.splitlines()[-1])["done"] is False
     with zipfile.ZipFile(tmp_path / "runs" / "pi.zip") as archive:
