@@ -23,7 +23,7 @@ from fastswa.analysis.jacobians import (
 )
 from fastswa.analysis.rays import random_directions
 from fastswa.analysis.study import Request
-from fastswa.analysis.subject import flat
+from fastswa.analysis.subject import flat, opened
 from fastswa.errors import RequestError
 
 SEED = 2019  # fixed before the first try
@@ -209,6 +209,9 @@ def test_a_run(finished: Path, tmp_path: Path, command: Command) -> None:
     assert alone.trace[0] == found.trace[1]
     assert alone.inputs["exact"][0] == found.inputs["exact"][1]
     assert found.predicted.shape == found.rise.shape == (2, 5)
+    with opened((finished,), "cpu") as (subject,):
+        assert found.length[1] == pytest.approx(float(subject.iterate(4.0).double().norm()))
+        assert found.distances[1, -1] == pytest.approx(0.16 * found.length[1])
     words = ("analyze", "jacobian", finished, "--images", 3, "--draws", 2, "--device", "cpu")
     answer = command(*words, "--out", tmp_path)
     assert answer.code == 0, answer.err

@@ -234,28 +234,31 @@ def test_the_flat_part_of_a_ray_is_where_the_error_stays_near_its_lowest() -> No
     """2% at the lowest, so that 3% is the border; the dip to the right of a barrier is none of it."""
     ray = bowl((-1.0, 5.0), (6, 2.5, 2, 2, 5, 8, 2.1), (0.0, 1.5))
     assert basin(ray) == (pytest.approx(-1 / 7), pytest.approx(2 + 1 / 3))
-    [line] = told([Rays("run", "pi", 0, [ray])])
+    [line] = told([Rays("run", "pi", 0, [ray], 5.0)])
+    assert "are 1.5 apart (0.3 of the weights' length); test error" in line
     assert "within 1% of that from -0.143 to 2.33, from whose middle epoch 4 is 1.1 and fast-SWA 0.405" in line
     open_ended = bowl((0.0, 2.0), (9, 2, 2), (0.0, 1.0))
     assert basin(open_ended)[1] == 2
-    assert "to 2 (the ray ends there)" in told([Rays("run", "pi", 0, [open_ended])])[0]
+    assert "to 2 (the ray ends there)" in told([Rays("run", "pi", 0, [open_ended], 5.0)])[0]
 
 
 def test_how_far_one_can_go_along_other_rays_is_said() -> None:
     """From 2% the error passes 3% a quarter of the way from the second point (2.5%) to the third (4.5%)."""
     ray = dataclasses.replace(bowl((0.0, 3.0), (2, 2.5, 4.5, 9), ()), kind="random", end="")
-    assert told([Rays("run", "pi", 0, [ray])]) == [
-        "run: random rays from epoch 4: the test error, 2.00%, has risen by 1% at 1.25, and is 9.00% at 3"
+    assert told([Rays("run", "pi", 0, [ray], 5.0)]) == [
+        "run: random rays from epoch 4: the test error, 2.00%, has risen by 1% at 1.25 (0.25 of the weights' length), "
+        "and is 9.00% at 3"
     ]
     flat = dataclasses.replace(bowl((0.0, 3.0), (2, 2, 2.5, 2.9), ()), kind="adversarial-test", end="")
-    assert told([Rays("run", "pi", 0, [flat])]) == [
-        "run: adversarial (test) rays from epoch 4: the test error stays within 1% of 2.00% up to 3"
+    assert told([Rays("run", "pi", 0, [flat], 5.0)]) == [
+        "run: adversarial (test) rays from epoch 4: the test error stays within 1% of 2.00% up to 3 "
+        "(0.6 of the weights' length)"
     ]
 
 
 def test_many_runs_are_drawn_in_rows_of_three() -> None:
     ray = bowl((-1.0, 2.0), (3, 2, 2, 3), (0.0, 1.0))
-    drawn = draw([Rays(f"run {number}", "pi", 0, [ray]) for number in range(5)])
+    drawn = draw([Rays(f"run {number}", "pi", 0, [ray], 5.0) for number in range(5)])
     titles = [panel.get_title() for panel in drawn.axes if panel.get_visible()]
     assert titles == [f"{KINDS[ray.kind]} rays", *(f"run {n}: all rays" for n in range(5))]  # of one kind only
     assert drawn.get_size_inches().tolist() == pytest.approx([12.3, 3 * 3.9])

@@ -50,7 +50,8 @@ class Jacobian:
     `along_views` is E||J_x d||² / E||d||² for the differences d that augmentation makes, `along_noise` E||J_x||² / D
     for noise of any direction, and `views_change` E||f(x + d) - f(x)||² with d as large as it is. Of tr(H) the part
     that labels enter is estimated by itself, from the same signs. `distances` (E, S) on random rays, with the loss's
-    `rise` there, its standard error and what tr(H) predicts.
+    `rise` there, its standard error and what tr(H) predicts. `length` is the norm of the weights: where a network does
+    not change with it, as normalised weights do not, the traces of two runs compare once multiplied by its square.
     """
 
     run: str
@@ -70,6 +71,7 @@ class Jacobian:
     jacobian_part: np.ndarray
     label_part: np.ndarray
     label_error: np.ndarray
+    length: np.ndarray
     distances: np.ndarray
     rise: np.ndarray
     rise_error: np.ndarray
@@ -198,6 +200,7 @@ def _weights(function: Probabilities, images: Tensor, labels: Tensor, request: R
         "jacobian_part": 2 * found.exact,
         "label_part": rest,
         "label_error": rest_error,
+        "length": float(vector.norm()),
         "distances": distances,
         "rise": [rise for rise, _ in rises],
         "rise_error": [spread for _, spread in rises],
@@ -223,7 +226,7 @@ def jacobian(request: Request) -> list[Jacobian]:
 
 def rows(result: Sequence[Jacobian]) -> list[dict[str, Any]]:
     """A line for each run and epoch."""
-    traces = ("trace", "trace_error", "jacobian_part", "label_part", "label_error")
+    traces = ("trace", "trace_error", "jacobian_part", "label_part", "label_error", "length")
     plain = ("along_views", "along_noise", "views_change", *traces)
     return [
         {
@@ -250,6 +253,11 @@ def told(result: Sequence[Jacobian]) -> list[str]:
         lines.append(
             f"{one.run}: tr(H) {one.trace[-1]:.4g} ± {one.trace_error[-1]:.2g}; its parts are 2 E||J_w||² "
             f"{one.jacobian_part[-1]:.4g} and what the labels add {one.label_part[-1]:.4g} ± {one.label_error[-1]:.2g}"
+        )
+        scale = one.length[-1] ** 2
+        lines.append(
+            f"{one.run}: the weights are {one.length[-1]:.3g} long; tr(H) times the square of that is "
+            f"{scale * one.trace[-1]:.3g} ± {scale * one.trace_error[-1]:.2g}"
         )
         rises = zip(one.distances[-1], _scaled(one, one.rise), _scaled(one, one.rise_error), strict=True)
         (s, near, near_error), *_, (t, far, far_error) = rises

@@ -53,12 +53,17 @@ class Ray:
 
 @dataclass(frozen=True)
 class Rays:
-    """The rays of one run."""
+    """The rays of one run; `length` is the norm of the weights that random and adversarial ones start from.
+
+    A network whose weights are normalised does not change with their length, and larger gradients make it larger, so
+    that distances of different runs are to be seen beside it.
+    """
 
     run: str
     method: str
     unlabelled: int
     rays: list[Ray]
+    length: float
 
 
 Point = Callable[[Tensor], Sequence[float]]
@@ -141,7 +146,8 @@ def study(subject: Subject, request: Request, reach: float) -> Rays:
     distances = np.linspace(0.0, reach, (points + 1) // 2)
     rays.append(random_ray(surface.at, late, distances, request.rays, request.seed, names[1]))
     rays += [adversarial_ray(surface, late, distances, images, names[1]) for images in ("train", "test")]
-    return Rays(subject.name, subject.config.method.name, len(subject.material.split.unlabelled), rays)
+    length = float(late.norm(dtype=torch.float64))
+    return Rays(subject.name, subject.config.method.name, len(subject.material.split.unlabelled), rays, length)
 
 
 def rays(request: Request) -> list[Rays]:
@@ -204,30 +210,37 @@ def told(result: Sequence[Rays]) -> list[str]:
     for one in result:
         for ray in one.rays:
             if len(ray.marks) < 2:
-                lines.append(f"{one.run}: {KINDS[ray.kind]} rays from {ray.start}: {_rise(ray)}")
+                lines.append(f"{one.run}: {KINDS[ray.kind]} rays from {ray.start}: {_rise(ray, one.length)}")
                 continue
             ends = np.interp(ray.marks, ray.distance, ray.measured.test_error)
             best = int(ray.measured.test_error.argmin())
             lines.append(
-                f"{one.run}: {KINDS[ray.kind]}: {ray.start} and {ray.end} are {ray.marks[1]:.3g} apart; test error "
+                f"{one.run}: {KINDS[ray.kind]}: {ray.start} and {ray.end} are {ray.marks[1]:.3g} apart"
+                f"{_beside(ray.marks[1], one.length)}; test error "
                 f"{ends[0]:.2f}% and {ends[1]:.2f}%, lowest {ray.measured.test_error[best]:.2f}% "
                 f"at {ray.distance[best]:.3g}; {_middle(ray)}"
             )
     return lines
 
 
-def _rise(ray: Ray) -> str:
+def _beside(distance: float, length: float) -> str:
+    """A distance as a part of the weights' length."""
+    return f" ({distance / length:.2g} of the weights' length)"
+
+
+def _rise(ray: Ray, length: float) -> str:
     """Where the error along a ray has risen by WITHIN, and what it is at the end."""
     errors = ray.measured.test_error
     above = np.flatnonzero(errors > errors[0] + WITHIN)
     if not len(above):
-        return f"the test error stays within {WITHIN:g}% of {errors[0]:.2f}% up to {ray.distance[-1]:.3g}"
+        reach = f"{ray.distance[-1]:.3g}{_beside(ray.distance[-1], length)}"
+        return f"the test error stays within {WITHIN:g}% of {errors[0]:.2f}% up to {reach}"
     number = int(above[0])
     near, far = errors[number - 1], errors[number]
     part = (errors[0] + WITHIN - near) / (far - near)
     at = ray.distance[number - 1] + part * (ray.distance[number] - ray.distance[number - 1])
     return (
-        f"the test error, {errors[0]:.2f}%, has risen by {WITHIN:g}% at {at:.3g}, "
+        f"the test error, {errors[0]:.2f}%, has risen by {WITHIN:g}% at {at:.3g}{_beside(at, length)}, "
         f"and is {errors[-1]:.2f}% at {ray.distance[-1]:.3g}"
     )
 
@@ -293,21 +306,21 @@ def _line(panel: Any, ray: Ray, colour: str, label: str) -> None:
 
 
 def _finish(panel: Any, title: str, drawn: Sequence[Ray]) -> None:
-    """Labels, and an axis that cuts off where nothing is left of what was learnt."""
+    """Labels, and a legend above all that is drawn."""
     panel.plot([], [], color="#404040", label="test")
     panel.plot([], [], color="#404040", linestyle=(0, (4, 2)), label="train")
     if any(ray.kind == "average" for ray in drawn):
         panel.plot([], [], "s", color="#404040", label="average")
     if drawn:
-        lowest = min(float(ray.measured.test_error.min()) for ray in drawn)
         highest = max(float(ray.measured.test_error.max()) for ray in drawn)
-        panel.set_ylim(-0.02 * min(highest, 6 * lowest + 5), min(1.05 * highest, 6 * lowest + 5))
+        panel.set_ylim(-0.02 * highest, 1.05 * highest)
     panel.set_xlabel("distance in weight space")
     panel.set_ylabel("error (%)")
     panel.set_title(title)
     many = len(panel.get_legend_handles_labels()[0]) > 4
     if many:
         headroom(panel)
+        panel.set_yticks([tick for tick in panel.get_yticks() if 0 <= tick <= 100])
     finish(panel, above=many)
 
 
