@@ -101,7 +101,7 @@ BEFORE_SWA = 149
 KEPT = {"checkpoint": {"keep_every": 3, "keep_from": 180, "keep": [170]}, "analysis": {"gradients": 10}}
 # Of these runs no course is drawn: they are measured seldom.
 LATE = {"checkpoint": {"keep": [170, 180]}, "evaluation": {"every": 10}}
-RAYS = "rays --epochs 170,180 --distance 30"
+RAYS = "rays --epochs 170,180 --distance"
 
 
 def studied(*runs: str) -> tuple[Made, ...]:
@@ -113,14 +113,14 @@ def studied(*runs: str) -> tuple[Made, ...]:
         Made("teachers", "teachers", runs, 3),
         Made("diversity", "pairs --epochs 170,180", runs, 5 * each),
         Made("pairs", "pairs", runs, 25 * each),
-        Made("rays", RAYS, runs, 30 * each),
+        Made("rays", f"{RAYS} 30", runs, 30 * each),
         Made("landscape", "landscape --points 17 --margin 1", runs, 38 * each),
         Made("jacobian", "jacobian --epochs 180 --images 16 --draws 30", runs, 60 * each),
     )
 
 
 def fewer(*counts: int) -> Part:
-    """Pi with so many unlabelled images."""
+    """Pi with so many unlabelled images; its random rays are still flat at 30 with all of them."""
     runs = {
         f"pi-{count}": Run(
             "cifar10-cnn-pi-4k", 180, merge(LATE, {"split": {"unlabelled": count}, "batch": {"steps": 920}})
@@ -129,7 +129,7 @@ def fewer(*counts: int) -> Part:
     }
     said = " and ".join(map(str, counts))
     why = f"Pi to epoch 180 with {said} unlabelled images, 920 steps an epoch: A.1's random rays"
-    return Part(why, runs, (Made("rays", RAYS, tuple(runs), 30 * len(runs)),))
+    return Part(why, runs, (Made("rays", f"{RAYS} 60", tuple(runs), 30 * len(runs)),))
 
 
 PARTS = {
