@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ import torch
 from fastswa import kernels
 from fastswa.bench import random_images, time_steps
 from fastswa.config import Config
+from fastswa.errors import FastswaError
 from fastswa.layers import build_config, recipe_layer
 from fastswa.training.checkpoint import Snapshot, save_checkpoint
 from fastswa.training.device import Compute, choose_compute, settings_of
@@ -171,7 +173,7 @@ def together(runs: list[Run], lanes: Lanes, compute: Compute) -> dict[int, float
     return found
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--engine", default="auto")
@@ -182,6 +184,16 @@ def main() -> None:
     parser.add_argument("--compile-times", action="store_true", help="what torch.compile spent its time on")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    try:
+        measure(options)
+    except FastswaError as error:
+        print(f"# {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def measure(options: argparse.Namespace) -> None:
+    """The start, the edges of an epoch, runs side by side, and epochs of more images, printed."""
     config = build_config(
         recipe_layer("cifar10-cnn-mean-teacher-4k"),
         {"device": {"name": options.device, "engine": options.engine}, "model": {"name": options.model}},
@@ -250,4 +262,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -84,17 +84,20 @@ def test_flop_count_a_pass_without_gradient_once_and_one_with_it_three_times() -
     assert [call[0][0] for call in calls] == [16] * 8
 
 
-@pytest.mark.parametrize("model", ["resnet9", "wrn-28-2"])
+@pytest.mark.parametrize("model", ["resnet9", "wrn-28-2", "small", "cnn13"])
 def test_the_naive_network_is_ours(naive: ModuleType, model: str) -> None:
     """As many numbers of each shape, and the same convolutions on the same sizes."""
-    theirs, ours = naive.NETWORKS[model](), build(model, channels=3, classes=10, heads=1)
+    pseudo = model in naive.NETWORKS
+    channels, side = (1, 8) if model == "small" else (3, 8 if pseudo else 32)
+    theirs = (naive if pseudo else importlib.import_module("naive")).NETWORKS[model]()
+    ours = build(model, channels=channels, classes=10, heads=1 if pseudo else 2)
     assert sorted(map(tuple, (p.shape for p in theirs.parameters()))) == sorted(
         map(tuple, (p.shape for p in ours.parameters()))
     )
     seen: dict[str, list[tuple[int, ...]]] = {}
     for name, network in (("theirs", theirs), ("ours", ours)):
         with torch.no_grad(), bench_calls() as recorded:
-            network.eval()(torch.zeros(1, 3, 8, 8))
+            network.eval()(torch.zeros(1, channels, side, side))
         seen[name] = sorted((*x, *weight, *stride) for x, weight, stride, _, _ in recorded.calls)
     assert seen["theirs"] == seen["ours"]
 
@@ -210,7 +213,9 @@ def test_naive_loops_get_all_images_and_torchs_own_arithmetic(monkeypatch: pytes
 
 def test_rows_hold_method_floor_and_the_share_of_strong_views(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_compiled_on_cpu", lambda: ())
-    rows = {row.engine: row for row in bench.bench_model("resnet9", config_of(width=4), 0.01, images(), workers=0)}
+    config, dataset = config_of(width=4), images()
+    naive = bench.naive_times("resnet9", config, 0.01, dataset, workers=0)
+    rows = {row.engine: row for row in bench.bench_model("resnet9", config, 0.01, naive, dataset)}
     assert list(rows) == ["naive", "naive, PIL loader", "eager", "convolutions", "strong views"]
     assert {row.method for row in rows.values()} == {"fixmatch"}
     eager, views = rows["eager"], rows["strong views"]
@@ -241,6 +246,26 @@ def test_the_command_on_the_digits(command: Command, monkeypatch: pytest.MonkeyP
     assert "One training step on cpu" in command(*words).out
 
 
+def test_naive_loops_come_before_our_engines_change_the_process(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "_compiled_on_cpu", lambda: ())
+    monkeypatch.setattr(bench, "random_images", lambda: images(6000, side=32))
+    monkeypatch.setattr(bench, "time_steps", lambda *_: 1.0)
+    monkeypatch.setattr(bench, "floor_ms", lambda *_: 1.0)
+    answer = command("bench", "--device", "cpu", "--models", "small,cnn13", "--batch", "8", "--workers", "0", "--json")
+    assert answer.code == 0, answer.err
+    told = [line.removeprefix("fastswa: ").rsplit(": ", 1)[0] for line in answer.err.splitlines()]
+    naive = [f"{model}, {loop}" for model in ("small", "cnn13") for loop in ("naive", "naive, PIL loader")]
+    ours = [f"{model}, {row}" for model in ("small", "cnn13") for row in ("eager", "convolutions")]
+    assert told == [*naive, *ours]
+    assert [(row["model"], row["engine"]) for row in json.loads(answer.out)][:3] == [
+        ("small", "naive"),
+        ("small", "naive, PIL loader"),
+        ("small", "eager"),
+    ]
+
+
 def test_only_the_digits_network_where_there_is_no_gpu(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
     monkeypatch.setattr(bench, "run_bench", lambda models, *_, **__: asked.append(models) or 0)
@@ -258,6 +283,8 @@ def test_only_the_digits_network_where_there_is_no_gpu(command: Command, monkeyp
         (("--batch", "1400"), "--batch: 1400 images a step are more than the 1297 there are."),
         (("--seconds", "inf"), "--seconds: 'inf' is not a number above zero."),
         (("--batch", "1.5"), "--batch: '1.5' is not a whole number."),
+        (("--batch", "0"), "--batch: '0' is not a number above zero."),
+        (("--workers", "-1"), "--workers: '-1' is not a number above zero."),
     ],
 )
 def test_misuse_is_one_sentence(command: Command, words: tuple[str, ...], sentence: str) -> None:

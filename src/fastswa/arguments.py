@@ -86,8 +86,10 @@ class Arguments:
             raise RequestError(f"{option}: '{text}' is not a number above zero.")
         return value
 
-    def whole(self, option: str, default: int) -> int:
-        """A whole number above zero given with an option."""
+    def whole(self, option: str, default: int, least: int = 1) -> int:
+        """A whole number given with an option, above zero unless zero is the least."""
+        if least == 0 and self.options.get(option) == "0":
+            return 0
         value = float(self.number(option, default))
         if not value.is_integer():
             raise RequestError(f"{option}: '{self.options[option]}' is not a whole number.")
@@ -99,8 +101,8 @@ class Arguments:
 
     def wholes(self, option: str) -> list[int]:
         """A list of whole numbers given with an option; none where it is not given."""
-        words = self.words(option)
-        if (option in self and not words) or not all(word.isascii() and word.isdigit() for word in words):
+        words = self.options[option].split(",") if option in self else []
+        if not all(word.isascii() and word.isdigit() for word in words):
             raise RequestError(f"{option}: '{self.options[option]}' is not a list of whole numbers, such as 10,11,12.")
         return [int(word) for word in words]
 

@@ -7,6 +7,7 @@ Where a method has strong views, what they cost alone stands beside its steps.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import sys
@@ -99,12 +100,14 @@ def run_bench(
             raise RequestError(f"--models: '{model}' is not one of {', '.join(CASES)}.")
     if batch is not None and batch < 2:
         raise RequestError("--batch: a step takes two images at least, one of them labelled.")
-    rows: list[Row] = []
+    settings = {"device": {"name": device, **({"threads": threads} if threads else {})}}
+    configs = {}
     for model in models:
-        case = CASES[model]
-        settings = {"device": {"name": device, **({"threads": threads} if threads else {})}}
-        config = build_config(recipe_layer(case["recipe"]), case.get("settings", {}), settings)
-        rows += bench_model(model, config if batch is None else _with_batch(config, batch), seconds, workers=workers)
+        config = build_config(recipe_layer(CASES[model]["recipe"]), CASES[model].get("settings", {}), settings)
+        configs[model] = config if batch is None else _with_batch(config, batch)
+    # All of them before the first of our engines, which changes how the process keeps memory that is freed.
+    naive = {model: naive_times(model, config, seconds, workers=workers) for model, config in configs.items()}
+    rows = [row for model, config in configs.items() for row in bench_model(model, config, seconds, naive[model])]
     if as_json:
         print(json.dumps([asdict(row) for row in rows]))
     else:
@@ -119,22 +122,41 @@ def _with_batch(config: Config, size: int) -> Config:
     return config.model_copy(update={"batch": batch.model_copy(update={"size": size, "labelled": labelled})})
 
 
-def bench_model(
-    model: str, config: Config, seconds: float, dataset: Dataset | None = None, workers: int | None = None
-) -> list[Row]:
-    """The rows of one network: naive loops, our engines, the convolutions alone, strong views where there are some."""
-    compute = choose_compute(config.device)
-    if dataset is None:
-        dataset = load_data(config) if config.data.source == "digits" else random_images()
+# Milliseconds of a step, and the most device memory that it took in MiB.
+Times = dict[str, tuple[float, float | None]]
+
+
+def _images(config: Config) -> Dataset:
+    """The images that steps are timed with."""
+    dataset = load_data(config) if config.data.source == "digits" else random_images()
     if config.batch.size > len(dataset.train):
         raise RequestError(
             f"--batch: {config.batch.size} images a step are more than the {len(dataset.train)} there are."
         )
-    engines = ("eager", "graph", "compiled") if compute.device.type == "cuda" else ("eager", *_compiled_on_cpu())
-    measured: dict[str, tuple[float, float | None]] = {}
+    return dataset
+
+
+def naive_times(
+    model: str, config: Config, seconds: float, dataset: Dataset | None = None, workers: int | None = None
+) -> Times:
+    """What the naive loops of one network take, by name."""
+    compute, dataset = choose_compute(config.device), dataset or _images(config)
+    measured: Times = {}
     with settings_of(compute, config.device.threads):
         for name, ms, mib in _naive(model, config, dataset, compute, seconds, workers):
             measured[name] = (_told(model, name, ms), mib)
+    return measured
+
+
+def bench_model(
+    model: str, config: Config, seconds: float, naive_loops: Times, dataset: Dataset | None = None
+) -> list[Row]:
+    """The rows of one network: its naive loops, our engines, the convolutions alone, strong views where there are
+    some."""
+    compute, dataset = choose_compute(config.device), dataset or _images(config)
+    engines = ("eager", "graph", "compiled") if compute.device.type == "cuda" else ("eager", *_compiled_on_cpu())
+    measured = {**naive_loops}
+    with settings_of(compute, config.device.threads):
         for engine in engines:
             with _memory(compute) as memory:
                 ms = _told(model, engine, _engine(config, dataset, replace(compute, engine=engine), seconds))
@@ -304,6 +326,7 @@ def _memory(compute: Compute) -> Iterator[dict[str, float]]:
     """The most device memory taken inside, in MiB; nothing on the CPU."""
     found: dict[str, float] = {}
     if compute.device.type == "cuda":
+        gc.collect()  # a compiled step holds itself
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(compute.device)
     yield found

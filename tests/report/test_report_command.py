@@ -114,7 +114,7 @@ def test_training_without_a_report(command: Command, tmp_path: Path) -> None:
 
 def test_seeds_get_a_report_each_and_one_together(command: Command, tmp_path: Path) -> None:
     out = tmp_path / "seeds"
-    answer = command(*TRAIN, "--out", out, "--seeds", "1,2", "--epochs", "2")
+    answer = command(*TRAIN[:2], *FLAGS[2:], "--out", out, "--seeds", "1,2", "--epochs", "2")
     assert answer.out.splitlines()[-1] == f"{out}: the report is {out}/report.html"
     for page in (out / "report.html", out / "seed-1" / "report.html", out / "seed-2" / "report.html"):
         check(page.read_text("utf-8"))

@@ -63,6 +63,15 @@ def test_images_beside_a_device_train_and_resume_as_if_held(
     assert_same_run(tmp_path / "stopped", tmp_path / "held")
 
 
+def test_test_images_beside_a_device_are_said_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_scarce(monkeypatch, device=2 * 64 * 500 - 1)
+    assert train(tmp_path / "beside")[1] == [
+        "the 500 test images (0.0 MiB) take more than half of what cpu has free; "
+        "they stay in the machine's memory, where they are read.",
+        SENTENCE.format("cpu"),
+    ]
+
+
 def test_arrays_in_a_cpus_memory_are_not_copied_where_it_is_scarce(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

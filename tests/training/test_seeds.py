@@ -36,6 +36,23 @@ def test_each_seed_ends_as_its_solo_run_and_the_summary_sums_them_up(command: Co
     assert summary["finished"]
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--seeds", "1,,2"), "--seeds: '1,,2' is not a list of whole numbers, such as 10,11,12."),
+        (("--seeds", ","), "--seeds: ',' is not a list of whole numbers, such as 10,11,12."),
+        (("--seeds", "1,2", "--seed", "3"), "--seeds names the seeds that are trained; leave out --seed."),
+        (("--seeds", "1,1"), "--seeds: a seed is named twice."),
+    ],
+)
+def test_seeds_that_cannot_be_meant_are_refused(
+    command: Command, tmp_path: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    answer = command("train", "digits-mean-teacher", "--out", tmp_path / "runs", *words)
+    assert answer == (2, "", f"fastswa: {sentence}\n")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_folder_of_seeds_is_extended_as_a_whole(command: Command, tmp_path: Path) -> None:
     out = tmp_path / "runs"
     assert command("train", "digits-mean-teacher", "--seeds", "3,4", "--out", out, *SHORT, "--epochs", "2").code == 0

@@ -153,7 +153,7 @@ def _backward_apply_kernel(
 
 
 @triton.jit
-def _window(x_ptr, pixel, column, inside, C, H: tl.constexpr, W: tl.constexpr):
+def _window(pixel, column, C, H: tl.constexpr, W: tl.constexpr):
     """The places of the four values that pooled pixel number `pixel` covers, row by row."""
     across, below = pixel % (W // 2), pixel // (W // 2)
     corner = (((below // (H // 2)) * H + 2 * (below % (H // 2))) * W + 2 * across)[:, None] * C + column[None, :]
@@ -171,7 +171,7 @@ def _pool_apply_kernel(
     inside = pixel[:, None] < pixels
     gain = tl.load(rstd_ptr + column) * tl.load(weight_ptr + column)
     offset = tl.load(bias_ptr + column) - tl.load(mean_ptr + column) * gain
-    p0, p1, p2, p3 = _window(x_ptr, pixel, column, inside, C, H, W)
+    p0, p1, p2, p3 = _window(pixel, column, C, H, W)
     z0 = tl.load(x_ptr + p0, mask=inside, other=0.0).to(tl.float32) * gain[None, :] + offset[None, :]
     z1 = tl.load(x_ptr + p1, mask=inside, other=0.0).to(tl.float32) * gain[None, :] + offset[None, :]
     z2 = tl.load(x_ptr + p2, mask=inside, other=0.0).to(tl.float32) * gain[None, :] + offset[None, :]
@@ -198,7 +198,7 @@ def _pool_backward_sums_kernel(
         for part in tl.static_range(U):
             pixel = start + part * R + tl.arange(0, R)
             inside = pixel[:, None] < pixels
-            p0, p1, p2, p3 = _window(x_ptr, pixel, column, inside, C, H, W)
+            p0, p1, p2, p3 = _window(pixel, column, C, H, W)
             n0 = (tl.load(x_ptr + p0, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
             n1 = (tl.load(x_ptr + p1, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
             n2 = (tl.load(x_ptr + p2, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
@@ -230,7 +230,7 @@ def _pool_backward_apply_kernel(
     rows = pixels * 4.0
     first = (tl.load(total_ptr + column) / rows)[None, :]
     second = (tl.load(total_ptr + C + column) / rows)[None, :]
-    p0, p1, p2, p3 = _window(x_ptr, pixel, column, inside, C, H, W)
+    p0, p1, p2, p3 = _window(pixel, column, C, H, W)
     n0 = (tl.load(x_ptr + p0, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
     n1 = (tl.load(x_ptr + p1, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
     n2 = (tl.load(x_ptr + p2, mask=inside, other=0.0).to(tl.float32) - mean) * rstd

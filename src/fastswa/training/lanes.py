@@ -15,8 +15,9 @@ from fastswa import beside
 from fastswa.errors import RequestError
 from fastswa.training.device import Compute
 
-# Each takes a lane, a stream to be captured on and one beside it, and checkpoints have one for all.
-MOST = (beside.POOL - 1) // 3
+# Each takes a lane, a stream to be captured on and one beside each of the two (a lane's is for gradients that are
+# recorded), and checkpoints have one for all.
+MOST = (beside.POOL - 1) // 4
 Made = TypeVar("Made")
 
 

@@ -236,6 +236,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of the present state, while training goes on; `settle` waits for it."""
+        # After an evaluation too: the statistics that it refreshed may have broken.
         self._check_finite()
         self.seconds = time.monotonic() - self._clock
         facts = {

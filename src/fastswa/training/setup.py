@@ -186,13 +186,26 @@ def prepare(
     augment = Augment.normalising(low, unit, compute.device, compute.dtype, **config.augment.model_dump())
     hidden = np.full(len(dataset.train), UNLABELLED, dtype=np.int64)
     hidden[split.labelled] = dataset.train.labels[split.labelled]
+
+    def evaluator(images: ImageSet, chosen: np.ndarray | slice, what: str) -> Evaluator:
+        labels = images.labels[chosen]
+        if (labels == UNLABELLED).any():
+            raise RequestError(f"{images.name}: a test image has no label.")
+        return Evaluator(
+            pixels=on_device(images.pixels[chosen], compute.device, say, what),
+            labels=torch.from_numpy(np.ascontiguousarray(labels)).to(compute.device),
+            classes=len(images.classes),
+            augment=augment,
+            batch=config.evaluation.batch,
+        )
+
     evaluators = {}
     if dataset.test is not None:
-        evaluators["test"] = _evaluator(dataset.test, slice(None), config, augment, compute.device)
+        evaluators["test"] = evaluator(dataset.test, slice(None), "test images")
     if dataset.domains is not None and dataset.domains.source_test is not None:
-        evaluators["source"] = _evaluator(dataset.domains.source_test, slice(None), config, augment, compute.device)
+        evaluators["source"] = evaluator(dataset.domains.source_test, slice(None), "test images of the source")
     if len(split.validation):
-        evaluators["validation"] = _evaluator(dataset.train, split.validation, config, augment, compute.device)
+        evaluators["validation"] = evaluator(dataset.train, split.validation, "validation images")
     pixels, plan, window = bring_over(dataset.train.pixels, extra, plan, config.seed, compute.device, say)
     truth = torch.full((len(pixels),), UNLABELLED, dtype=torch.int64)
     truth[: len(dataset.train)] = torch.from_numpy(dataset.train.labels)
@@ -231,18 +244,3 @@ def network_options(config: Config) -> dict[str, Any]:
     """The settings of [model] that were given and that networks take as options."""
     options = {name: getattr(config.model, name) for name in NETWORK_OPTIONS}
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _evaluator(
-    images: ImageSet, chosen: np.ndarray | slice, config: Config, augment: Augment, device: torch.device
-) -> Evaluator:
-    labels = images.labels[chosen]
-    if (labels == UNLABELLED).any():
-        raise RequestError(f"{images.name}: a test image has no label.")
-    return Evaluator(
-        pixels=on_device(images.pixels[chosen], device),
-        labels=torch.from_numpy(np.ascontiguousarray(labels)).to(device),
-        classes=len(images.classes),
-        augment=augment,
-        batch=config.evaluation.batch,
-    )

@@ -85,14 +85,7 @@ def bring_over(
     them in the machine's memory.
     """
     if extra is None or plan.extra_per_epoch == 0:
-        beside = _pinnable(device) > 0
-        if say is not None and not _fits(train.nbytes, device) and (beside or _in_a_file(train)):
-            where = "the machine's memory" if beside else "their file"
-            say(
-                f"the {len(train):,} training images ({_shown(train.nbytes)}) take more than half of what {device} has "
-                f"free; they stay in {where}, where each step reads its own."
-            )
-        return on_device(train, device), plan, None
+        return on_device(train, device, say, "training images", "each step reads its own"), plan, None
     size, room = train[:1].nbytes, free_memory(device) // 2
     windowed = (len(train) + len(extra)) * size > room or len(extra) > _EPOCHS_HELD * plan.extra_per_epoch
     beside = windowed and (len(train) + plan.extra_per_epoch) * size > room
@@ -129,14 +122,27 @@ def bring_over(
     return pixels, plan, None
 
 
-def on_device(pixels: np.ndarray, device: torch.device) -> Tensor:
+def on_device(
+    pixels: np.ndarray,
+    device: torch.device,
+    say: Callable[[str], None] | None = None,
+    what: str = "images",
+    read: str = "they are read",
+) -> Tensor:
     """(N, C, H, W) on the host as (N, H, W, C) on the device.
 
     What takes more than half of its free memory stays on the host: for a GPU in pinned memory, on a CPU where it is,
-    such as the memory map of prepared files.
+    such as the memory map of prepared files. `say` is told so, of `what`, and how they are read there.
     """
     if not _fits(pixels.nbytes, device):
-        if _pinnable(device):
+        beside = _pinnable(device) > 0
+        if say is not None and (beside or _in_a_file(pixels)):
+            where = "the machine's memory" if beside else "their file"
+            say(
+                f"the {len(pixels):,} {what} ({_shown(pixels.nbytes)}) take more than half of what {device} has "
+                f"free; they stay in {where}, where {read}."
+            )
+        if beside:
             held, seen = pinned_images(len(pixels), pixels, device)
             fill(held, pixels)
             return seen

@@ -23,7 +23,7 @@ def run(arguments: Arguments) -> int:
         seconds=arguments.number("--seconds", 4.0),
         as_json="--json" in arguments,
         batch=arguments.whole("--batch", 2) if "--batch" in arguments else None,
-        workers=arguments.whole("--workers", 0) if "--workers" in arguments else None,
+        workers=arguments.whole("--workers", 0, least=0) if "--workers" in arguments else None,
     )
 
 
@@ -43,6 +43,6 @@ VERB = Verb(
     details=(
         "On the CPU only the digits network by default: --models small,cnn13,shake-shake-26-2x96d adds others.\n"
         "resnet9 and wrn-28-2 take FixMatch steps of 64 + 448 images, the others Mean Teacher's. --batch N takes N\n"
-        "images a step instead, --workers N processes to load PIL images."
+        "images a step instead, --workers N processes to load PIL images (0: none but this one)."
     ),
 )

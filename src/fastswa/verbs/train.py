@@ -66,6 +66,8 @@ def run(arguments: Arguments) -> int:
     seeds = arguments.wholes("--seeds")
     if len(set(seeds)) != len(seeds):
         raise RequestError("--seeds: a seed is named twice.")
+    if seeds and "seed" in flags:
+        raise RequestError("--seeds names the seeds that are trained; leave out --seed.")
     stem = Path(name or "run").resolve().stem
     suffix = f"seeds-{'-'.join(map(str, seeds))}" if seeds else f"seed-{config.seed}"
     minutes = arguments.number("--stop-after", float("inf"))
