@@ -63,7 +63,7 @@ def step_words(seed: int, purpose: str, first: int, count: int) -> np.ndarray:
 
 def _shift(x: Tensor, bits: int) -> Tensor:
     """Logical right shift of int32."""
-    return (x >> bits) & ((1 << (32 - bits)) - 1)
+    return (x >> bits).bitwise_and_((1 << (32 - bits)) - 1)
 
 
 class Noise:
@@ -95,12 +95,12 @@ class Noise:
         # Two keyed rounds: the first spreads the positions (an odd multiplier per purpose), the second
         # separates steps whose first-round sequences overlap. The offset comes first: torch.compile would
         # fold position * constant into an index expression, which does not wrap at 32 bits.
-        x = (position + offset) * multiplier
-        x = (x ^ _shift(x, 16)) * 0x7FEB352D
-        x = x ^ key
-        x = (x ^ _shift(x, 16)) * 0x21F0AAAD
-        x = (x ^ _shift(x, 15)) * _signed32(0xD35A2D97)
-        x = x ^ _shift(x, 15)
+        x = position.add_(offset).mul_(multiplier)
+        x.bitwise_xor_(_shift(x, 16)).mul_(0x7FEB352D)
+        x.bitwise_xor_(key)
+        x.bitwise_xor_(_shift(x, 16)).mul_(0x21F0AAAD)
+        x.bitwise_xor_(_shift(x, 15)).mul_(_signed32(0xD35A2D97))
+        x.bitwise_xor_(_shift(x, 15))
         return x.reshape(tuple(shape))
 
     def uniform(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -109,7 +109,7 @@ class Noise:
             from fastswa.kernels.draws import uniform
 
             return uniform(self.words, list(self.constants(name)), math.prod(shape)).reshape(tuple(shape))
-        return _shift(self.bits(name, shape), 8).to(dtype) * 2.0**-24
+        return _shift(self.bits(name, shape), 8).to(dtype).mul_(2.0**-24)
 
     def normal(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """Standard normal, by Box and Muller from two uniform draws."""

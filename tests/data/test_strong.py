@@ -13,7 +13,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from fastswa.data.augment import Augment
-from fastswa.data.strong import OPERATIONS, Draw, draw, places, recoloured, uncut
+from fastswa.data.strong import OPERATIONS, Draw, cut, draw, places, recoloured
 from fastswa.noise import Noise, step_words
 
 STRENGTHS = [0.0, 0.13, 0.37, 0.5, 0.61, 0.86, 0.9999]
@@ -165,14 +165,17 @@ def test_a_strong_view_is_gather_then_colours_then_cutout() -> None:
     expected = moved(expected, *draws)
     for one in draws:
         expected = recoloured(expected, one)
-    shown = (0.5 * expected.float() - 3.0).permute(0, 3, 1, 2) * uncut(noise, 4, 32, 32, 0.5)
+    shown = cut((0.5 * expected.float() - 3.0).permute(0, 3, 1, 2), noise, 0.5)
     assert torch.equal(view, shown)
     assert view.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_the_cut_square_is_half_as_wide_and_clipped() -> None:
-    keep = uncut(noise_of(), 4000, 32, 24, 0.5)
-    gone = (~keep[:, 0]).double()
+    views = torch.full((4000, 32, 24, 2), 7.0).permute(0, 3, 1, 2)
+    cut_views = cut(views, noise_of(), 0.5)
+    assert torch.equal(cut_views[:, 0], cut_views[:, 1])
+    assert cut_views.unique().tolist() == [0.0, 7.0]
+    gone = (cut_views[:, 0] == 0).double()
     heights, widths = gone.amax(dim=2).sum(dim=1), gone.amax(dim=1).sum(dim=1)
     assert torch.equal(gone.sum(dim=(1, 2)), heights * widths)
     assert (heights.max(), widths.max()) == (12, 12)
@@ -235,3 +238,23 @@ def test_two_operations_in_a_row_are_the_same_compiled() -> None:
         for second in range(len(OPERATIONS)):
             drawn = [torch.full((len(images),), number) for number in (first, second)]
             torch.testing.assert_close(compiled(*drawn, strength), work(*drawn, strength), rtol=0, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("size", [8, 28])
+def test_whatever_was_drawn_is_the_same_compiled(size: int) -> None:
+    """All operations in a batch, twice, with nothing before or after: torch 2.13 once read beyond a table here."""
+    images = pictures(1, size, size)
+
+    def work(index: Tensor, words: Tensor) -> Tensor:
+        found = images[index]
+        for one in draw(Noise(words).scope("view/strong"), len(index), 2):
+            found = recoloured(found, one)
+        return found.double().mean(dim=(1, 2, 3))
+
+    compiled, index = torch.compile(work), torch.arange(70) % len(images)
+    for step in range(10):
+        words = torch.from_numpy(step_words(0, "step", step, 1)[0].copy())
+        torch.testing.assert_close(compiled(index, words), work(index, words), rtol=0, atol=1e-9)

@@ -81,41 +81,75 @@ def places(draws: list[Draw], height: int, width: int) -> tuple[Tensor, Tensor, 
     device = draws[0].operation.device
     y = torch.arange(height, device=device, dtype=torch.float64).view(1, height, 1) + 0.5
     x = torch.arange(width, device=device, dtype=torch.float64).view(1, 1, width) + 0.5
-    for one in reversed(draws):
-        x, y = _mapped(one.shaped(1, 1), x, y, height, width)
-    within = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    rows, columns = y.floor().to(torch.int64), x.floor().to(torch.int64)
-    return rows.clamp(0, height - 1), columns.clamp(0, width - 1), within
+    (x_by_x, x_by_y, right), (y_by_x, y_by_y, low) = _composed(draws, height, width)
+    columns = (x_by_x * x + (x_by_y * y + right)).floor().to(torch.int64)
+    rows = (y_by_x * x + (y_by_y * y + low)).floor().to(torch.int64)
+    inner_rows, inner_columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
+    return inner_rows, inner_columns, (rows == inner_rows) & (columns == inner_columns)
 
 
-def _mapped(one: Draw, x: Tensor, y: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Where the operation takes the pixels at x, y from; one of its numbers at most is not that of the identity."""
-    angle = one.signed("rotate", ANGLE)
+Map = tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+def _composed(draws: list[Draw], height: int, width: int) -> Map:
+    """Where all draws together take a place (x, y) of the view from: by x, by y and constant for x, then for y.
+
+    Each is (B, 1, 1). Two draws are composed without rounding, as one after the other is computed.
+    """
+    operations, strengths = (torch.stack(parts)[..., None, None] for parts in zip(*draws, strict=True))
+    numbers = _numbers(Draw(operations, strengths), height, width)
+    (a, b, c, d, e, f), *others = zip(*(number.unbind() for number in numbers), strict=True)
+    for p, q, r, s, t, u in others:
+        a, b, c, d, e, f = (
+            a * p + b * s,
+            a * q + b * t,
+            a * r + b * u + c,
+            d * p + e * s,
+            d * q + e * t,
+            d * r + e * u + f,
+        )
+    return (a, b, c), (d, e, f)
+
+
+def _numbers(draws: Draw, height: int, width: int) -> tuple[Tensor, ...]:
+    """The six numbers of each draw's own map; one of its moves at most is not the identity."""
+    angle = draws.signed("rotate", ANGLE)
     moves = (("shear_x", SHEAR), ("translate_x", TRANSLATE * width), ("shear_y", SHEAR),
              ("translate_y", TRANSLATE * height))  # fmt: skip
-    numbers = (angle.cos(), angle.sin(), *(one.signed(*move) for move in moves))
+    numbers = (angle.cos(), angle.sin(), *(draws.signed(*move) for move in moves))
     cosine, sine, shear_x, right, shear_y, low = (_rounded(number, 16) for number in numbers)
-    across, down = x - width / 2, y - height / 2
+    centre, middle = width / 2, height / 2
+    still = 1 - cosine
     return (
-        cosine * across - sine * down + (shear_x * y + right + width / 2),
-        sine * across + cosine * down + (shear_y * x + low + height / 2),
+        *(cosine, shear_x - sine, right + still * centre + sine * middle),
+        *(shear_y + sine, cosine, low + still * middle - sine * centre),
     )
 
 
 def recoloured(images: Tensor, one: Draw) -> Tensor:
     """The images (B, H, W, C) uint8 after those operations that leave every pixel in its place."""
-    found = images
     if images.is_cuda or torch.compiler.is_compiling():
-        each = one.shaped(1, 1, 1)
+        found, each = images, one.shaped(1, 1, 1)
+        for name, other in _MIXED_WITH.items():
+            found = torch.where(each.where(name), _mixed(other(images), images, each.strength), found)
         for name, work in _RECOLOURING.items():
             found = torch.where(each.where(name), work(images, each.strength), found)
         return found
+    # Those of one operation lie side by side, so that each works on a slice.
+    order = one.operation.argsort(stable=True)
+    ends = one.operation.bincount(minlength=len(OPERATIONS)).cumsum(0).tolist()
+    part = {name: slice(begin, end) for name, begin, end in zip(OPERATIONS, [0, *ends], ends, strict=False)}
+    found, strength = images.index_select(0, order), one.strength[order].view(-1, 1, 1, 1)
+    mixed = slice(part[next(iter(_MIXED_WITH))].start, part[next(reversed(_MIXED_WITH))].stop)
+    others = torch.empty_like(found, dtype=torch.int32)
+    for name, other in _MIXED_WITH.items():
+        if len(found[part[name]]):
+            others[part[name]] = other(found[part[name]])
+    found[mixed] = _mixed(others[mixed], found[mixed], strength[mixed])
     for name, work in _RECOLOURING.items():
-        rows = one.where(name).nonzero().flatten()
-        if len(rows):
-            changed = work(images[rows], one.strength[rows].view(-1, 1, 1, 1))
-            found = found.index_copy(0, rows, changed)
-    return found
+        if len(found[part[name]]):
+            found[part[name]] = work(found[part[name]], strength[part[name]])
+    return found.index_select(0, order.argsort())
 
 
 def luminance(images: Tensor) -> Tensor:
@@ -135,56 +169,52 @@ def smoothed(images: Tensor) -> Tensor:
         return wide
     down = wide[:, :-2] + wide[:, 1:-1] + wide[:, 2:]
     total = down[:, :, :-2] + down[:, :, 1:-1] + down[:, :, 2:] + 4 * wide[:, 1:-1, 1:-1]
-    middle = torch.nn.functional.pad((2 * total + 13) // 26, (0, 0, 1, 1, 1, 1))
-    row = torch.arange(height, device=images.device).view(-1, 1, 1)
-    column = torch.arange(width, device=images.device).view(-1, 1)
-    edge = (row == 0) | (row == height - 1) | (column == 0) | (column == width - 1)
-    return torch.where(edge, wide, middle)
+    # (2 total + 13) // 26: integers up to 6,643 are divided by a product and a shift, which a CPU does faster.
+    smooth = wide.clone()
+    smooth[:, 1:-1, 1:-1] = ((2 * total.to(torch.int32) + 13) * 40330) >> 20
+    return smooth
 
 
 def _mixed(other: Tensor, images: Tensor, strength: Tensor) -> Tensor:
     """Between `other` and the images, 5% to 95% of the way; uint8 by cutting off the fraction, as Pillow does."""
     # In parts of 2^20; so little is added that only what rounding put below a whole number gets there again.
     kept = torch.round((FADED + (KEPT - FADED) * strength.double()) * 2.0**20).to(torch.int32)
-    other, own = other.to(torch.int32), images.to(torch.int32)
-    return (((other << 20) + kept * (own - other) + 256) >> 20).to(torch.uint8)
+    other = other.to(torch.int32)
+    between = (images.to(torch.int32) - other).mul_(kept).add_((other << 20) + 256)
+    return (between >> 20).to(torch.uint8)
 
 
-def _brightness(images: Tensor, strength: Tensor) -> Tensor:
-    return _mixed(images.new_zeros(()), images, strength)
+def _black(images: Tensor) -> Tensor:
+    return images.new_zeros(())
 
 
-def _contrast(images: Tensor, strength: Tensor) -> Tensor:
+def _mean_grey(images: Tensor) -> Tensor:
     grey = luminance(images)
     pixels = grey[0].numel()
     mean = (2 * grey.sum(dim=(1, 2)) + pixels) // (2 * pixels)
-    return _mixed(mean.view(-1, 1, 1, 1), images, strength)
+    return mean.view(-1, 1, 1, 1)
 
 
-def _colour(images: Tensor, strength: Tensor) -> Tensor:
-    return _mixed(luminance(images)[..., None], images, strength)
-
-
-def _sharpness(images: Tensor, strength: Tensor) -> Tensor:
-    return _mixed(smoothed(images), images, strength)
+def _grey(images: Tensor) -> Tensor:
+    return luminance(images)[..., None]
 
 
 def _solarise(images: Tensor, strength: Tensor) -> Tensor:
-    wide, limit = images.to(torch.int32), (256 * strength).to(torch.int32)
-    return torch.where(wide < limit, wide, 255 - wide).to(torch.uint8)
+    return torch.where(images < (256 * strength).to(torch.uint8), images, 255 - images)
 
 
 def _posterise(images: Tensor, strength: Tensor) -> Tensor:
-    wide, lost = images.to(torch.int32), ((MOST_BITS_LOST + 1) * strength).to(torch.int32)
-    return ((wide >> lost) << lost).to(torch.uint8)
+    lost = ((MOST_BITS_LOST + 1) * strength).to(torch.int32)
+    return images & ((255 >> lost) << lost).to(torch.uint8)
 
 
 def _autocontrast(images: Tensor, strength: Tensor) -> Tensor:
     # Of 32-bit integers: compiled code finds other bounds of 8-bit ones that it has just made (torch 2.13, CPU).
     wide = images.to(torch.int32)
     low, high = wide.amin(dim=(1, 2), keepdim=True), wide.amax(dim=(1, 2), keepdim=True)
-    stretched = (wide - low) * 255 // (high - low).clamp(min=1)
-    return torch.where(high > low, stretched, wide).to(torch.uint8)
+    # The quotient of whole numbers this small is never rounded up to the next one.
+    stretched = (wide - low) * 255 / (high - low).clamp(min=1)
+    return torch.where(high > low, stretched.to(torch.uint8), images)
 
 
 def _equalise(images: Tensor, strength: Tensor) -> Tensor:
@@ -194,24 +224,29 @@ def _equalise(images: Tensor, strength: Tensor) -> Tensor:
     count towards it. Images of fewer than 256 pixels stay as they are: their step is 0.
     """
     count, height, width, channels = images.shape
-    wide = images.long()
     first = 256 * torch.arange(count * channels, device=images.device).view(count, 1, 1, channels)
+    entries = (first + images).flatten()
     histogram = torch.zeros(count * channels * 256, dtype=torch.int32, device=images.device)
     ones = torch.ones(images.numel(), dtype=torch.int32, device=images.device)
-    histogram = histogram.scatter_add(0, (first + wide).flatten(), ones).view(count, channels, 256)
-    step = (height * width - histogram.gather(2, wide.amax(dim=(1, 2))[..., None])) // 255
+    histogram = histogram.scatter_add(0, entries, ones).view(count, channels, 256)
+    values = torch.arange(256, dtype=torch.int32, device=images.device)
+    # From the histogram: of 8-bit values that it has just made, compiled code finds another maximum (torch 2.13, CPU).
+    highest = torch.where(histogram > 0, values, 0).amax(dim=2, keepdim=True)
+    step = (height * width - torch.where(values == highest, histogram, 0).sum(dim=2, keepdim=True)) // 255
     below = histogram.cumsum(dim=2, dtype=torch.int32) - histogram
     table = ((step // 2 + below) // step.clamp(min=1)).clamp(max=255)
-    values = torch.arange(256, dtype=torch.int32, device=images.device)
     table = torch.where(step > 0, table, values).to(torch.uint8)
-    return table.flatten()[first + wide]
+    return table.flatten().gather(0, entries).view(images.shape)
 
 
+# In the order of OPERATIONS, one after the other.
+_MIXED_WITH: dict[str, Callable[[Tensor], Tensor]] = {
+    "brightness": _black,
+    "contrast": _mean_grey,
+    "colour": _grey,
+    "sharpness": smoothed,
+}
 _RECOLOURING: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "brightness": _brightness,
-    "contrast": _contrast,
-    "colour": _colour,
-    "sharpness": _sharpness,
     "solarise": _solarise,
     "posterise": _posterise,
     "autocontrast": _autocontrast,
@@ -224,12 +259,21 @@ def cut_side(height: int, width: int, part: float) -> int:
     return round(part * min(height, width))
 
 
-def uncut(noise: Noise, images: int, height: int, width: int, part: float) -> Tensor:
-    """False in a square of `part` of the shorter side about a random pixel, cut off at the edges: (B, 1, H, W)."""
+def cut(views: Tensor, noise: Noise, part: float) -> Tensor:
+    """Views (B, C, H, W), channels last in memory, with zeros in a square of `part` of the shorter side.
+
+    It lies about a random pixel of each and is cut off at the edges.
+    """
+    images = views.permute(0, 2, 3, 1)
+    count, height, width, channels = images.shape
     side = cut_side(height, width, part)
-    centre = noise.uniform("cutout", (2, images, 1, 1, 1))
+    centre = noise.uniform("cutout", (2, count, 1))
     top = (centre[0] * height).floor() - side // 2
     left = (centre[1] * width).floor() - side // 2
-    row = torch.arange(height, device=top.device).view(height, 1)
-    column = torch.arange(width, device=top.device)
-    return (row < top) | (row >= top + side) | (column < left) | (column >= left + side)
+    row = torch.arange(height, device=top.device)
+    # A row of an image is one of W times C values: a CPU is slow at short ones.
+    column = torch.arange(width * channels, device=top.device) // channels
+    across = ((row >= top) & (row < top + side)).to(images.dtype)
+    along = ((column >= left) & (column < left + side)).to(images.dtype)
+    kept = 1.0 - across[:, :, None] * along[:, None, :]
+    return (images.flatten(2) * kept).view(images.shape).permute(0, 3, 1, 2)

@@ -108,7 +108,7 @@ def norm_leaky_relu(norm: nn.BatchNorm2d, x: Tensor, bias: Tensor | None, slope:
         return normalise_activate(x, *statistics(norm, x, bias), norm.weight, norm.bias, slope, pool)
     x = normalise(norm, x, bias)
     if slope != 1:
-        x = F.leaky_relu(x, slope) if slope else F.relu(x)
+        x = F.leaky_relu(x, slope, inplace=True) if slope else F.relu(x, inplace=True)
     return F.max_pool2d(x, 2) if pool else x
 
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastswa.models.network import Dropout, Heads, Output, norm_leaky_relu
+from fastswa.models.network import Dropout, Heads, Output, global_average, norm_leaky_relu
 from fastswa.noise import Noise
 
 _WIDEST = 4
@@ -71,5 +71,5 @@ class SmallCNN(nn.Module):
         x = self.block2(x)
         for block in self.more:
             x = block(F.max_pool2d(x, 2))
-        output: Output = self.heads(x.mean(dim=(2, 3)))
+        output: Output = self.heads(global_average(x))
         return output
