@@ -63,7 +63,7 @@ def found_in(files: Sequence[Path]) -> dict[str, list[Any]]:
             there = [file for part in parts if (file := part / "analysis" / made / f"{kind}.json").exists()]
             by_run = {one.run: one for one in read(find_study(kind), there)}
             chosen = [by_run[run] for run in runs if run in by_run]
-            found[name] = [_comparable(one) for one in chosen] if name == "unlabelled" else chosen
+            found[name] = chosen
         taught = [part / run for run in TAUGHT for part in parts if (part / run / "config.toml").exists()]
         for epoch in TAUGHT_AT:
             try:
@@ -75,8 +75,8 @@ def found_in(files: Sequence[Path]) -> dict[str, list[Any]]:
 
 
 def _comparable(one: Any) -> Any:
-    """Rays without those to an average: these runs end at different epochs, and so do their averages."""
-    return replace(one, rays=[ray for ray in one.rays if ray.kind != "average"])
+    """Random rays alone, as in A.1's left panel: these runs end at different epochs, and so do their averages."""
+    return replace(one, rays=[ray for ray in one.rays if ray.kind == "random"])
 
 
 def _unpacked(file: Path, folder: Path) -> Path:
@@ -93,7 +93,8 @@ def kept(name: str, folder: Path) -> list[Any]:
     kind, runs = SHOWN[name]
     path = folder / f"{name}.json"
     there = {one.run: one for one in read(find_study(kind), [path])} if path.exists() else {}
-    return [there[run] for run in runs if run in there]
+    found = [there[run] for run in runs if run in there]
+    return [_comparable(one) for one in found] if name == "unlabelled" else found
 
 
 def take(files: Sequence[Path], folder: Path) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
+from matplotlib import pyplot
 from torch import Tensor
 
 from conftest import Command
 from fastswa import models
-from fastswa.analysis.jacobian import Probabilities, jacobian
+from fastswa.analysis.jacobian import Jacobian, Probabilities, draw, jacobian, rows, told
 from fastswa.analysis.jacobians import (
+    Estimate,
     estimate,
+    estimate_along,
     hutchinson,
     input_grams,
     q_draws,
@@ -22,7 +26,7 @@ from fastswa.analysis.jacobians import (
     weight_grams,
 )
 from fastswa.analysis.rays import random_directions
-from fastswa.analysis.study import Request
+from fastswa.analysis.study import Request, find_study, plain, read
 from fastswa.analysis.subject import flat, opened
 from fastswa.errors import RequestError
 
@@ -55,6 +59,39 @@ def test_a_linear_models_jacobian_is_its_matrix() -> None:
     assert abs(found.estimate - found.exact) < 4 * (found.variance_formula / DRAWS) ** 0.5
     assert found.standard_error == pytest.approx((found.variance_formula / DRAWS) ** 0.5, rel=0.1)
     assert found.variance == pytest.approx(found.variance_formula, rel=0.1)
+
+
+def test_along_directions_of_any_covariance_a_linear_models_change_is_its_trace() -> None:
+    """E||W d||² / E||d||² = tr(W'WΣ) / tr(Σ): exactly over all of a finite set of d, and over draws of d = A z.
+
+    Of those ||W d||² - r ||d||² = z'Mz with M = A'(W'W - r)A, whose variance is 2 ||M||².
+    """
+    matrix, mixing = normal(10, 30), normal(30, 30, seed=1) * torch.linspace(0.1, 2.0, 30, dtype=torch.float64)
+    inputs = normal(4, 30, seed=2)
+
+    def linear(x: Tensor) -> Tensor:
+        return x @ matrix.T
+
+    def along(directions: list[Tensor]) -> Estimate:
+        lengths = torch.stack([d.square().sum(dim=1) for d in directions])
+        return estimate_along(q_draws(linear, inputs, directions), lengths)
+
+    few = [normal(4, 30, seed=3 + n) @ mixing.T for n in range(5)]
+    stacked = torch.cat(few)
+    sigma = stacked.T @ stacked / len(stacked)
+    assert along(few).estimate == pytest.approx(float((matrix.T @ matrix @ sigma).trace() / sigma.trace()))
+
+    sigma = mixing @ mixing.T
+    found = along([normal(4, 30, seed=3 + n) @ mixing.T for n in range(DRAWS // 4)])
+    exact = float((matrix.T @ matrix @ sigma).trace() / sigma.trace())
+    assert abs(found.estimate - exact) < 4 * found.standard_error
+    centred = mixing.T @ (matrix.T @ matrix - exact * torch.eye(30, dtype=torch.float64)) @ mixing
+    wanted = (2 * float(centred.square().sum()) / DRAWS) ** 0.5 / float(sigma.trace())
+    assert found.standard_error == pytest.approx(wanted, rel=0.1)
+    spread = 2 * float((matrix @ sigma @ matrix.T).square().sum()) / float(sigma.trace()) ** 2
+    assert found.variance == pytest.approx(spread, rel=0.1)
+    assert math.isnan(found.exact)
+    assert math.isnan(found.variance_formula)
 
 
 def test_the_variance_of_q_has_a_part_from_the_inputs() -> None:
@@ -204,6 +241,9 @@ def test_a_run(finished: Path, tmp_path: Path, command: Command) -> None:
     # The smaller the step, the nearer to the limit; on the shortest rays the rise is the predicted one.
     assert abs(found.finite[:, 0] - found.inputs["estimate"]) == pytest.approx([0, 0], abs=0.01)
     assert (found.along_views >= 0).all()
+    assert found.views["estimate"].tolist() == found.along_views.tolist()
+    assert (found.views["standard_error"] > 0).all()
+    assert rows([found])[1]["views_standard_error"] == found.views["standard_error"][1]
     # An epoch's figures are the same whatever was looked at before it.
     [alone] = jacobian(Request((finished,), "cpu", images=3, draws=8, epochs=(4.0,)))
     assert alone.trace[0] == found.trace[1]
@@ -219,4 +259,31 @@ def test_a_run(finished: Path, tmp_path: Path, command: Command) -> None:
     assert "random rays rise as for a trace of" in answer.out
     [data] = json.loads((tmp_path / "jacobian.json").read_text())
     assert data["epochs"] == [4]
+    assert f"towards augmented views {data['along_views'][0]:.3g} ± " in answer.out
     assert "two of them" in command(*words, "--draws", 1).err
+
+
+def test_what_was_written_without_an_error_along_views_can_still_be_read(finished: Path, tmp_path: Path) -> None:
+    [found] = jacobian(Request((finished,), "cpu", images=2, draws=2))
+    file = tmp_path / "jacobian.json"
+
+    def again(written: dict[str, object]) -> Jacobian:
+        file.write_text(json.dumps([written]))
+        [one] = read(find_study("jacobian"), [file])
+        pyplot.close(draw([one]))
+        assert len(rows([one])) == 1
+        return one
+
+    written = plain(found)
+    assert again(written).views["standard_error"].tolist() == found.views["standard_error"].tolist()
+    assert math.isnan(again(written).views["exact"][0])
+    del written["views"]
+    old = again(written)
+    assert old.views == {}
+    assert old.along_views.tolist() == found.along_views.tolist()
+    [line] = (line for line in told([old]) if "augmented views" in line)
+    assert "±" not in line
+    del written["trace"]
+    file.write_text(json.dumps([written]))
+    with pytest.raises(RequestError, match="holds no results of this study"):
+        read(find_study("jacobian"), [file])

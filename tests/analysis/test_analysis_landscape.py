@@ -12,7 +12,7 @@ import torch
 from matplotlib import pyplot
 
 from conftest import Command
-from fastswa.analysis.landscape import Axes, Plane, draw, landscape, middle, nearest, told
+from fastswa.analysis.landscape import Axes, Plane, draw, landscape, middle, nearest, off_plane, told
 from fastswa.analysis.study import Request
 from fastswa.analysis.subject import Subject
 from fastswa.analysis.surface import Measured, Surface
@@ -53,25 +53,24 @@ def test_the_middle_of_the_flat_part_of_a_plane() -> None:
     x, y = np.linspace(-2.0, 4.0, 13), np.linspace(-3.0, 3.0, 13)
     errors = 2.0 + (x[None, :] - 1.0) ** 2 + (y[:, None] - 0.5) ** 2
     corners = np.array([[0.0, 0.0], [2.0, 0.0], [1.0, 0.5]])
-    # Of the iterates the second projects to the middle itself, but lies farther off the plane than the last is away.
+    # Of the iterates the second projects to the middle itself, far off the plane.
     trajectory = (np.array([1.0, 3.0, 5.0]), np.array([[0.0, 0.0], [1.0, 0.5], [0.7, 0.1]]), np.array([0.0, 2.0, 1.2]))
     names = ("epoch 1", "epoch 2", "SWA")
     plane = Plane("run", x, y, Measured(errors, errors, errors, errors), names, corners, *trajectory)
     centre, edge = middle(plane)
     assert (centre.tolist(), edge) == ([pytest.approx(1.0), pytest.approx(0.5)], False)
+    part = "epoch 1 1.12, epoch 2 1.12, SWA 0, the nearest iterate (epoch 3) 0"
     assert told([plane])[1] == (
-        "run: distance from the middle of the points within 1% of the lowest test error: "
-        "epoch 1 1.12, epoch 2 1.12, SWA 0; of all 3 kept iterates that of epoch 1 is the nearest, 1.12 away, "
-        "1.12 of it in the plane; none projects nearer than 0"
+        "run: distance within the plane from the middle of the points this near to the lowest test error: "
+        f"0.5%: {part}; 1%: {part}; 2%: {part}; points are 0.5 apart; iterates that do not span the plane are 1.2 to "
+        "2 off it, half of them more than 1.6"
     )
-    assert nearest(plane, np.array([0.7, 0.1])) == (1.0, pytest.approx(0.5**0.5), pytest.approx(0.5**0.5))
-    assert nearest(plane, np.array([1.7, 0.9])) == (
-        5.0,
-        pytest.approx((1 + 0.64 + 1.44) ** 0.5),
-        pytest.approx(1.64**0.5),
-    )
+    assert nearest(plane, np.array([0.7, 0.2])) == (5.0, pytest.approx(0.1))
+    # What spans the plane is off it by what rounding leaves.
+    assert off_plane(dataclasses.replace(plane, off=np.array([0.0, 1e-3, 1.2]))).tolist() == [1.2]
     cut = dataclasses.replace(plane, measured=Measured(errors, errors, np.ones_like(errors), errors))
     assert middle(cut)[1]
+    assert "1% (which reach the edge): " in told([cut])[1]
 
 
 @pytest.mark.parametrize(
@@ -86,6 +85,20 @@ def test_the_names_of_corners_point_away_from_one_another_and_stay_inside(edge: 
     drawn = draw([Plane("run", places, places, measured, names, corners, np.array([1.0]), corners[:1], np.zeros(1))])
     found = {text.get_text(): text.get_horizontalalignment() for text in drawn.axes[0].texts}
     assert found == {"epoch 180": sides[0], "epoch 330": sides[1], "SWA": "left"}
+    pyplot.close(drawn)
+
+
+def test_what_counts_as_flat_is_outlined_where_errors_are_drawn() -> None:
+    x = np.linspace(-2.0, 2.0, 41)
+    errors = 2.0 + x[None, :] ** 2 + x[:, None] ** 2
+    corners = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, 0.5]])
+    plane = Plane("run", x, x, Measured(*[errors] * 4), ("a", "b", "c"), corners, np.ones(3), corners, np.zeros(3))
+    drawn = draw([plane])
+    *_, panel = (one for one in drawn.axes if one.get_title())
+    assert panel.get_title() == "run: test error (%), dashed: lowest + 1"
+    [outline] = (one for one in panel.collections if list(one.levels) == [3.0])
+    [path] = outline.get_paths()
+    np.testing.assert_allclose(np.linalg.norm(path.vertices, axis=1), 1.0, atol=0.01)
     pyplot.close(drawn)
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib import pyplot
 
 from conftest import Command
-from fastswa.analysis.pairs import choose_pairs, correlation, diversity, error_of, gain_of_ensembling, pairs
+from fastswa.analysis.pairs import choose_pairs, correlation, diversity, draw, error_of, gain_of_ensembling, pairs
 from fastswa.analysis.study import Request
 from fastswa.analysis.subject import Subject
 from fastswa.analysis.surface import Surface
@@ -66,6 +67,21 @@ def test_a_runs_pairs_are_those_of_a_plain_loop(finished: Path) -> None:
     assert found.average_error[1] == pytest.approx((errors[2] + errors[3]) / 2 - found.c_avg[0])
     assert found.ensemble_error[1] == pytest.approx((errors[2] + errors[3]) / 2 - found.c_ens[0])
     assert found.average_error[2] == pytest.approx(surface.at((w[2] + w[3] + w[4]) / 3)[2], abs=0.3)
+
+
+def test_one_pair_a_run_is_drawn_as_bars_with_their_numbers(finished: Path) -> None:
+    [found] = pairs(Request((finished,), "cpu", epochs=(2.0, 4.0)))
+    drawn = draw([found])
+    assert [panel.get_ylabel() for panel in drawn.axes] == ["distance of the weights", "diversity (%)", "gain (%)"]
+    assert not any(panel.get_legend() for panel in drawn.axes)
+    heights = [[bar.get_height() for bar in panel.patches] for panel in drawn.axes]
+    assert heights == [list(found.distance), list(found.diversity), [found.c_ens[0], found.c_avg[0]]]
+    assert [text.get_text() for text in drawn.axes[2].texts] == [
+        f"$C_{{ens}}$\n{found.c_ens[0]:.3g}",
+        f"$C_{{avg}}$\n{found.c_avg[0]:.3g}",
+    ]
+    assert drawn.axes[1].get_title() == "epochs 2 and 4"
+    pyplot.close(drawn)
 
 
 def test_the_command(finished: Path, tmp_path: Path, command: Command) -> None:

@@ -28,6 +28,7 @@ from fastswa.analysis.rays import (
     through,
     told,
 )
+from fastswa.analysis.study import find_study, plain, read
 from fastswa.analysis.subject import Subject, flat, put
 from fastswa.analysis.surface import Measured, Surface
 from fastswa.errors import RequestError
@@ -214,6 +215,8 @@ def test_the_command(finished: Path, tmp_path: Path, command: Command) -> None:
     assert [ray["start"] for ray in run["rays"]] == ["epoch 3", *["epoch 4"] * 4]
     assert [ray["end"] for ray in run["rays"]][:2] == ["epoch 4", "fast-SWA"]
     assert (tmp_path / "rays.csv").read_text().count("\n") == 1 + 5 + 5 + 3 * 3
+    *_, random, train, test = (np.array(ray["distance"]) / ray["distance"][-1] for ray in run["rays"])
+    assert (random.tolist(), train.tolist(), test.tolist()) == ([0, 0.5, 1], [0, 0.125, 1], [0, 0.125, 1])
     assert command(*words, "--epochs", "2").err == (
         f"fastswa: {finished}: 2 iterates are needed, and one is there; train it with `--keep-every 3`, "
         "which says how often one is kept, or name more of them.\n"
@@ -236,10 +239,27 @@ def test_the_flat_part_of_a_ray_is_where_the_error_stays_near_its_lowest() -> No
     assert basin(ray) == (pytest.approx(-1 / 7), pytest.approx(2 + 1 / 3))
     [line] = told([Rays("run", "pi", 0, [ray], 5.0)])
     assert "are 1.5 apart (0.3 of the weights' length); test error" in line
-    assert "within 1% of that from -0.143 to 2.33, from whose middle epoch 4 is 1.1 and fast-SWA 0.405" in line
-    open_ended = bowl((0.0, 2.0), (9, 2, 2), (0.0, 1.0))
-    assert basin(open_ended)[1] == 2
-    assert "to 2 (the ray ends there)" in told([Rays("run", "pi", 0, [open_ended], 5.0)])[0]
+    assert (
+        "within 1% of that from -0.143 to 2.33: 2.48 wide (0.5 of the weights' length), "
+        "from whose middle epoch 4 is 1.1 and fast-SWA 0.405"
+    ) in line
+
+
+@pytest.mark.parametrize(
+    ("errors", "said"),
+    [
+        ((9, 2, 2), "from 0.857 to 2 (where the ray ends): at least 1.14 wide (0.23 of the weights' length)"),
+        ((2, 2, 9), "from 0 (where the ray begins) to 1.14: at least 1.14 wide (0.23 of the weights' length)"),
+        (
+            (2, 2, 2),
+            "from 0 (where the ray begins) to 2 (where the ray ends): at least 2 wide (0.4 of the weights' length)",
+        ),
+    ],
+    ids=["right", "left", "both"],
+)
+def test_a_flat_part_that_has_no_end_has_no_middle(errors: tuple[float, ...], said: str) -> None:
+    ray = bowl((0.0, 2.0), errors, (0.0, 1.0))
+    assert told([Rays("run", "pi", 0, [ray], 5.0)])[0].endswith(f"within 1% of that {said}")
 
 
 def test_how_far_one_can_go_along_other_rays_is_said() -> None:
@@ -256,10 +276,51 @@ def test_how_far_one_can_go_along_other_rays_is_said() -> None:
     ]
 
 
+def test_a_rise_within_the_first_cell_is_not_told_to_be_anywhere_in_it() -> None:
+    """A line from 17% to 54% would pass 18% at 0.04, of which nothing was seen."""
+    steep = bowl((0.0, 30.0), (17.03, 54.14, 82.65, 89.86), ())
+    ray = dataclasses.replace(steep, kind="adversarial-train", end="", distance=np.array([0.0, 1.5, 3.0, 30.0]))
+    assert told([Rays("run", "pi", 0, [ray], 21.4)]) == [
+        "run: adversarial (train) rays from epoch 4: the test error, 17.03%, is 54.14% at the first point, 1.5 "
+        "(0.07 of the weights' length), and 89.86% at 30"
+    ]
+
+
+def test_rays_of_equal_steps_can_still_be_read_told_and_drawn(tmp_path: Path) -> None:
+    """As they were written before adversarial rays were looked at more closely near their start."""
+    rays = [
+        bowl((-1.0, 2.0), (3, 2, 2, 3), (0.0, 1.0)),
+        dataclasses.replace(bowl((0.0, 30.0), (2, 9, 9, 9), ()), kind="adversarial-test", end="gradient"),
+    ]
+    file = tmp_path / "rays.json"
+    file.write_text(json.dumps(plain([Rays("run", "pi", 0, rays, 5.0)])))
+    [found] = read(find_study("rays"), [file])
+    assert found.rays[1].distance.tolist() == [0, 10, 20, 30]
+    assert "is 9.00% at the first point, 10" in told([found])[1]
+    pyplot.close(draw([found]))
+
+
 def test_many_runs_are_drawn_in_rows_of_three() -> None:
+    """First the kinds that there are; then each run's rays together, unless all are of one kind."""
     ray = bowl((-1.0, 2.0), (3, 2, 2, 3), (0.0, 1.0))
-    drawn = draw([Rays(f"run {number}", "pi", 0, [ray], 5.0) for number in range(5)])
-    titles = [panel.get_title() for panel in drawn.axes if panel.get_visible()]
-    assert titles == [f"{KINDS[ray.kind]} rays", *(f"run {n}: all rays" for n in range(5))]  # of one kind only
-    assert drawn.get_size_inches().tolist() == pytest.approx([12.3, 3 * 3.9])
-    pyplot.close(drawn)
+    both = [ray, dataclasses.replace(ray, kind="sgd")]
+
+    def titles(rays: list[Ray], width: float, rows: int) -> list[str]:
+        drawn = draw([Rays(f"run {number}", "pi", 0, rays, 5.0) for number in range(5)])
+        assert drawn.get_size_inches().tolist() == pytest.approx([width, rows * 4.6])
+        pyplot.close(drawn)
+        return [panel.get_title() for panel in drawn.axes if panel.get_visible()]
+
+    assert titles(both, 12.3, 3) == ["SGD-SGD rays", "SGD-SWA rays", *(f"run {n}: all rays" for n in range(5))]
+    assert titles([ray], 6.5, 1) == [f"{KINDS[ray.kind]} rays"]
+
+
+def test_errors_are_drawn_to_twice_the_lowest_and_it_is_said() -> None:
+    def panel(*errors: float) -> tuple[str, float]:
+        drawn = draw([Rays("run", "pi", 0, [bowl((0.0, 3.0), errors, (0.0, 1.0))], 5.0)])
+        pyplot.close(drawn)
+        return drawn.axes[1].get_ylabel(), drawn.axes[1].get_ylim()[1]
+
+    assert panel(12, 10, 11, 90) == ("error (%), cut at 20", 20)
+    assert panel(12, 10, 11, 14) == ("error (%)", pytest.approx(1.05 * 14))
+    assert panel(0, 0, 0, 0)[0] == "error (%)"

@@ -14,11 +14,11 @@ def new_grid(rows: int, columns: int, width: float, height: float) -> tuple[Any,
     return drawn, drawn.subplots(rows, columns, squeeze=False)
 
 
-def finish(panel: Any, above: bool = False) -> None:
-    """The grid and the legend that every panel has: where it hides least, or in room of its own above what is drawn."""
+def finish(panel: Any, below: bool = False) -> None:
+    """The grid and the legend that every panel has: where it hides least, or below the panel."""
     panel.grid(alpha=0.25)
     if panel.get_legend_handles_labels()[0]:
-        place = {"loc": "upper center", "ncols": 2} if above else {}
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14), "ncols": 2} if below else {}
         panel.legend(fontsize=8, framealpha=0.8, edgecolor="none", **place)
 
 

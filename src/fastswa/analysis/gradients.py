@@ -228,7 +228,7 @@ def _short(term: str) -> str:
 
 def draw(result: Sequence[Gradients]) -> Any:
     """Gradient norms of cross entropy and consistency, and the covariance trace, against the epoch."""
-    drawn, (norms, traces) = new_figure(2, 11, 4.2)
+    drawn, (norms, traces) = new_figure(2, 11, 4.8)
     shades = colours([one.run for one in result])
     styles = {"classification": (0, (4, 2)), "consistency": "solid"}
     for one in result:
@@ -242,7 +242,7 @@ def draw(result: Sequence[Gradients]) -> Any:
     for panel in (norms, traces):
         panel.set_xlabel("epoch")
         panel.set_yscale("log")
-        finish(panel)
+        finish(panel, below=True)
     norms.set_title("the terms' gradients")
     traces.set_title("how batches differ")
     drawn.tight_layout()

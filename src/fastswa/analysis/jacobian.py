@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from fastswa.analysis.jacobians import (
     Estimate,
     Function,
     estimate,
+    estimate_along,
     hutchinson,
     input_grams,
     q_draws,
@@ -38,6 +39,8 @@ from fastswa.errors import RequestError
 from fastswa.noise import Noise, derive_seed, step_words
 
 DASHED = (0, (4, 2))
+# What is known of directions that are not normal.
+_OF_VIEWS = ("standard_error", "variance")
 EPSILONS = (1e-3, 1e-2, 1e-1, 1.0)
 _DISTANCES = np.geomspace(0.01, 0.16, 5)
 
@@ -52,6 +55,7 @@ class Jacobian:
     that labels enter is estimated by itself, from the same signs. `distances` (E, S) on random rays, with the loss's
     `rise` there, its standard error and what tr(H) predicts. `length` is the norm of the weights: where a network does
     not change with it, as normalised weights do not, the traces of two runs compare once multiplied by its square.
+    `views` is the `Estimate` of which `along_views` is the mean; nothing in what was written before there was one.
     """
 
     run: str
@@ -76,6 +80,7 @@ class Jacobian:
     rise: np.ndarray
     rise_error: np.ndarray
     predicted: np.ndarray
+    views: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class Probabilities:
@@ -117,9 +122,9 @@ def study(subject: Subject, request: Request) -> Jacobian:
         return np.array([one[name] for one in found])
 
     def estimates(name: str) -> dict[str, np.ndarray]:
-        return {field: np.array([getattr(one[name], field) for one in found]) for field in Estimate._fields}
+        return {each: np.array([getattr(one[name], each) for one in found]) for each in Estimate._fields}
 
-    plain = {name: gathered(name) for name in found[0] if name not in ("inputs", "weights")}
+    plain = {name: gathered(name) for name in found[0] if name not in ("inputs", "weights", "views")}
     return Jacobian(
         run=subject.name,
         method=subject.config.method.name,
@@ -128,6 +133,7 @@ def study(subject: Subject, request: Request) -> Jacobian:
         epochs=np.array(epochs),
         inputs=estimates("inputs"),
         weights=estimates("weights"),
+        views=estimates("views"),
         epsilons=np.array(EPSILONS),
         **plain,
     )
@@ -157,13 +163,14 @@ def _inputs(
     words = torch.from_numpy(step_words(request.seed, "analysis/jacobian", 0, request.draws)).to(images.device)
     rows = torch.arange(len(pixels), device=images.device)
     views = [surface.test.augment.view(pixels, rows, Noise(word)).double() - images for word in words]
-    length = float(torch.stack([view.flatten(1).square().sum(dim=1) for view in views]).mean())
-    linear = float(q_draws(function.of_inputs, images, views).mean())
+    lengths = torch.stack([view.flatten(1).square().sum(dim=1) for view in views])
+    along = estimate_along(q_draws(function.of_inputs, images, views), lengths)
     changes = [q_finite(function.of_inputs, images, view, 1.0) for view in views]
     return {
         "inputs": found,
         "finite": finite,
-        "along_views": linear / length if length else float("nan"),
+        "views": along,
+        "along_views": along.estimate,
         "along_noise": found.exact / images[0].numel(),
         "views_change": float(torch.stack(changes).mean()),
     }
@@ -234,6 +241,7 @@ def rows(result: Sequence[Jacobian]) -> list[dict[str, Any]]:
             "epoch": float(epoch),
             **{f"inputs_{name}": float(values[number]) for name, values in one.inputs.items()},
             **{f"weights_{name}": float(values[number]) for name, values in one.weights.items()},
+            **{f"views_{name}": float(values[number]) for name, values in one.views.items() if name in _OF_VIEWS},
             **{name: float(getattr(one, name)[number]) for name in plain},
         }
         for one in result
@@ -250,6 +258,7 @@ def told(result: Sequence[Jacobian]) -> list[str]:
             spread = values["variance"][-1] / values["variance_formula"][-1]
             variance = f"its variance is {spread:.2f} of the formula's"
             lines.append(f"{one.run}: E{name} {exact:.4g}, Q {q:.4g} ± {error:.2g}; {variance}")
+        lines.append(f"{one.run}: {_views(one)}")
         lines.append(
             f"{one.run}: tr(H) {one.trace[-1]:.4g} ± {one.trace_error[-1]:.2g}; its parts are 2 E||J_w||² "
             f"{one.jacobian_part[-1]:.4g} and what the labels add {one.label_part[-1]:.4g} ± {one.label_error[-1]:.2g}"
@@ -263,9 +272,20 @@ def told(result: Sequence[Jacobian]) -> list[str]:
         (s, near, near_error), *_, (t, far, far_error) = rises
         lines.append(
             f"{one.run}: random rays rise as for a trace of {near:.4g} ± {near_error:.2g} at distance {s:.2g} "
-            f"and of {far:.4g} ± {far_error:.2g} at {t:.2g}"
+            f"and of {far:.4g} ± {far_error:.2g} at {t:.2g}; times the square of the length these are "
+            f"{scale * near:.3g} ± {scale * near_error:.2g} and {scale * far:.3g} ± {scale * far_error:.2g}"
         )
     return lines
+
+
+def _views(one: Jacobian) -> str:
+    """How much outputs change towards augmented views, beside any direction."""
+    error = f" ± {one.views['standard_error'][-1]:.2g}" if one.views else ""
+    along, any_way = one.along_views[-1], one.along_noise[-1]
+    return (
+        f"E||J_x d||² / E||d||² towards augmented views {along:.3g}{error}, {along / any_way:.2g} times "
+        f"that in any direction, {any_way:.3g}"
+    )
 
 
 def draw(result: Sequence[Jacobian]) -> Any:
@@ -324,6 +344,10 @@ def _scaled(one: Jacobian, rise: np.ndarray) -> np.ndarray:
 
 def _directions(panel: Any, result: Sequence[Jacobian], shades: dict[str, str]) -> None:
     _bars(panel, result, shades, {"along_views": "towards augmented views", "along_noise": "any direction"})
+    for number, one in enumerate(result):
+        if one.views:
+            error = 2 * one.views["standard_error"][-1]
+            panel.errorbar(number - 0.2, one.along_views[-1], yerr=error, color="black", capsize=3)
     headroom(panel)
     panel.set(ylabel="E||J_x d||² / E||d||²", title="which way the inputs may move")
 

@@ -16,7 +16,10 @@ Function = Callable[[Tensor], Tensor]
 
 
 class Estimate(NamedTuple):
-    """E||J||² and Var Q for one draw (m = 1): from the exact Jacobians by the formula, and from draws of Q."""
+    """E||J||² and Var Q for one draw (m = 1): from the exact Jacobians by the formula, and from draws of Q.
+
+    Of directions that are not normal the exact value and the formula's variance are not known: not a number.
+    """
 
     exact: float
     estimate: float
@@ -82,6 +85,20 @@ def estimate(grams: Tensor, draws: Tensor) -> Estimate:
     # The spread of the draws' means over inputs: the inputs themselves are the same in each.
     error = draws.mean(dim=1).std() / len(draws) ** 0.5
     values = (squares.mean(), draws.mean(), error, formula, draws.var(unbiased=False))
+    return Estimate(*(float(value) for value in values))
+
+
+def estimate_along(draws: Tensor, lengths: Tensor) -> Estimate:
+    """E||J d||² / E||d||², from `draws` (D, N) of ||J d||² and `lengths` (D, N) of ||d||² for the same d.
+
+    Of one J this is tr(J'JΣ) / tr(Σ) with Σ = E dd'. Numerator and denominator are of the same draws, so that the
+    standard error is that of ||J d||² - ratio ||d||²; the variance is that of one draw at the mean length.
+    """
+    length = lengths.mean()
+    ratio = draws.mean() / length
+    error = (draws - ratio * lengths).mean(dim=1).std() / length / len(draws) ** 0.5
+    unknown = torch.full_like(ratio, float("nan"))
+    values = (unknown, ratio, error, unknown, draws.var(unbiased=False) / length.square())
     return Estimate(*(float(value) for value in values))
 
 

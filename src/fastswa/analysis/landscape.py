@@ -28,8 +28,12 @@ MARGIN = 0.35
 POINTS = 21
 # What is left of points on one line by numbers of 32 bits, as a part of their distance.
 _ROUNDING = 1e-5
+# How far off the plane 32 bits put the points that span it, as a part of its width.
+_IN_PLANE = 1e-3
 # In %: how far above the lowest test error its next level is drawn.
 NEXT = 0.2
+# In %: how far above the lowest test error the flat part may reach; what is said of its middle is said for each.
+WITHINS = (0.5, WITHIN, 2.0)
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,7 @@ def rows(result: Sequence[Plane]) -> list[dict[str, Any]]:
 
 
 def told(result: Sequence[Plane]) -> list[str]:
-    """Where the best test loss of each plane is."""
+    """Where the best test loss of each plane is, and the way to the middle of its flat part."""
     lines = []
     for one in result:
         j, i = np.unravel_index(one.measured.test_loss.argmin(), one.measured.test_loss.shape)
@@ -163,37 +167,50 @@ def told(result: Sequence[Plane]) -> list[str]:
             for corner, name in zip(one.corners, one.names, strict=True)
         )
         lines.append(f"{one.run}: the lowest test loss of the plane, {one.measured.test_loss[j, i]:.4g}, is {away}")
-        lines.append(f"{one.run}: {_middle(one)}")
+        lines.append(f"{one.run}: {_middles(one)}")
     return lines
 
 
-def middle(one: Plane) -> tuple[np.ndarray, bool]:
-    """The centre (2,) of the points within WITHIN of the lowest test error, and whether the grid cuts them off."""
-    inside = one.measured.test_error <= one.measured.test_error.min() + WITHIN
+def middle(one: Plane, within: float = WITHIN) -> tuple[np.ndarray, bool]:
+    """The centre (2,) of the points within so much of the lowest test error, and whether the grid cuts them off."""
+    inside = one.measured.test_error <= one.measured.test_error.min() + within
     j, i = np.nonzero(inside)
     edge = inside[0].any() or inside[-1].any() or inside[:, 0].any() or inside[:, -1].any()
     return np.array([one.x[i].mean(), one.y[j].mean()]), bool(edge)
 
 
-def nearest(one: Plane, point: np.ndarray) -> tuple[float, float, float]:
-    """The epoch of the kept iterate nearest to a point (2,) of the plane, its distance, and that in the plane alone."""
+def nearest(one: Plane, point: np.ndarray) -> tuple[float, float]:
+    """The epoch of the kept iterate that projects nearest to a point (2,) of the plane, and how near."""
     within = np.linalg.norm(one.trajectory - point, axis=1)
-    away = np.hypot(within, one.off)
-    number = int(away.argmin())
-    return float(one.epochs[number]), float(away[number]), float(within[number])
+    number = int(within.argmin())
+    return float(one.epochs[number]), float(within[number])
 
 
-def _middle(one: Plane) -> str:
-    centre, edge = middle(one)
-    epoch, apart, within = nearest(one, centre)
-    away = ", ".join(
-        f"{name} {np.linalg.norm(centre - corner):.3g}" for corner, name in zip(one.corners, one.names, strict=True)
-    )
-    cut = " (they reach the edge of the plane)" if edge else ""
+def off_plane(one: Plane) -> np.ndarray:
+    """How far from the plane those kept iterates are that do not lie in it but for rounding: (E',)."""
+    return np.sort(one.off[one.off > _IN_PLANE * np.ptp(one.x)])
+
+
+def _middles(one: Plane) -> str:
+    """Distances in the plane alone, for flat parts of several heights, and what the grid and the plane leave open.
+
+    What spans the plane lies in it by its choice, and no other iterate does: whole distances would compare nothing.
+    """
+    parts = []
+    for within in WITHINS:
+        centre, edge = middle(one, within)
+        epoch, apart = nearest(one, centre)
+        away = ", ".join(
+            f"{name} {np.linalg.norm(centre - corner):.3g}" for corner, name in zip(one.corners, one.names, strict=True)
+        )
+        cut = " (which reach the edge)" if edge else ""
+        parts.append(f"{within:g}%{cut}: {away}, the nearest iterate (epoch {epoch:g}) {apart:.3g}")
+    off = off_plane(one)
+    beside = f"; iterates that do not span the plane are {off[0]:.3g} to {off[-1]:.3g} off it" if len(off) else ""
+    beside += f", half of them more than {np.median(off):.3g}" if len(off) > 1 else ""
     return (
-        f"distance from the middle of the points within {WITHIN:g}% of the lowest test error{cut}: {away}; of all "
-        f"{len(one.epochs)} kept iterates that of epoch {epoch:g} is the nearest, {apart:.3g} away, {within:.3g} of it "
-        f"in the plane; none projects nearer than {np.linalg.norm(one.trajectory - centre, axis=1).min():.3g}"
+        "distance within the plane from the middle of the points this near to the lowest test error: "
+        f"{'; '.join(parts)}; points are {one.x[1] - one.x[0]:.3g} apart{beside}"
     )
 
 
@@ -230,8 +247,9 @@ def _contours(drawn: Any, panel: Any, one: Plane, figure: str) -> None:
         axis=1
     )
     path = one.trajectory[inside]
-    panel.plot(path[:, 0], path[:, 1], "-", color="white", linewidth=0.8, alpha=0.8)
-    panel.plot(path[:, 0], path[:, 1], ".", color="white", markersize=4)
+    edged = [withStroke(linewidth=2.2, foreground="#404040")]
+    panel.plot(path[:, 0], path[:, 1], "-", color="white", linewidth=0.9, path_effects=edged)
+    panel.plot(path[:, 0], path[:, 1], "o", color="white", markersize=3, markeredgecolor="#404040", markeredgewidth=0.5)
     for (x, y), name in zip(one.corners, one.names, strict=True):
         marker = "o" if name.startswith("epoch") else "s"
         panel.plot(x, y, marker, color="#c0392b", markeredgecolor="white", markersize=8, zorder=4)
@@ -244,7 +262,13 @@ def _contours(drawn: Any, panel: Any, one: Plane, figure: str) -> None:
         panel.annotate(name, (x, y), textcoords="offset points", zorder=5, **place, **outlined)
     panel.set(xlabel="distance", ylabel="distance", xlim=(one.x[0], one.x[-1]), ylim=(one.y[0], one.y[-1]))
     name, _, kind = figure.partition("_")
-    panel.set_title(f"{one.run}: {name} {kind}" + ("" if logarithmic else " (%)"))
+    outline = ""
+    if not logarithmic:
+        panel.contour(
+            one.x, one.y, values, levels=[low + WITHIN], colors="#c0392b", linewidths=1.4, linestyles="dashed"
+        )
+        outline = f" (%), dashed: lowest + {WITHIN:g}"
+    panel.set_title(f"{one.run}: {name} {kind}{outline}", fontsize=11)
     panel.set_aspect("equal")
 
 

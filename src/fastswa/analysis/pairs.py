@@ -31,6 +31,7 @@ AXES = {
     "c_avg": "gain of averaging weights, $C_{avg}$ (%)",
     "c_ens": "gain of ensembling, $C_{ens}$ (%)",
 }
+_GAINS = {"c_ens": "$C_{ens}$", "c_avg": "$C_{avg}$"}
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,9 @@ def told(result: Sequence[Pairs]) -> list[str]:
 
 
 def draw(result: Sequence[Pairs]) -> Any:
-    """The four scatters, the errors of ensembles and averages, and the gains as distributions."""
+    """The four scatters, the errors of ensembles and averages, and the gains as distributions; of one pair bars."""
+    if all(len(one.first) == 1 for one in result):
+        return _draw_single(result)
     drawn, grid = new_grid(2, 3, 12.6, 3.9)
     shades = colours([one.run for one in result])
     panels = [*grid[0][:3], grid[1][0]]
@@ -214,6 +217,33 @@ def draw(result: Sequence[Pairs]) -> Any:
     _gains(grid[1][2], result, shades)
     for panel in grid.flat:
         finish(panel)
+    drawn.tight_layout()
+    return drawn
+
+
+def _draw_single(result: Sequence[Pairs]) -> Any:
+    """One pair a run: its figures as bars with numbers on them, runs told apart by name."""
+    drawn, grid = new_grid(1, 3, 12.6, 3.6)
+    shades = colours([one.run for one in result])
+    bars = (("distance", ("distance",)), ("diversity", ("diversity",)), ("gain (%)", ("c_ens", "c_avg")))
+    for panel, (label, names) in zip(grid[0], bars, strict=True):
+        width = 0.7 / len(names)
+        for number, one in enumerate(result):
+            for aside, name in enumerate(names):
+                place, value = number + width * (aside - (len(names) - 1) / 2), float(getattr(one, name)[0])
+                panel.bar(place, value, 0.92 * width, color=shades[one.run], alpha=0.5 if name == "c_ens" else 1.0)
+                text = "\n".join([*([_GAINS[name]] if name in _GAINS else []), f"{value:.3g}"])
+                up = value >= 0
+                look = {"ha": "center", "va": "bottom" if up else "top", "fontsize": 8, "textcoords": "offset points"}
+                panel.annotate(text, (place, value), xytext=(0, 2 if up else -2), **look)
+        panel.axhline(0, color="#404040", linewidth=0.8)
+        panel.margins(y=0.2)
+        panel.set_xticks(range(len(result)), [one.run for one in result])
+        panel.set_ylabel(AXES.get(label, label))
+        panel.set_axisbelow(True)
+        panel.grid(alpha=0.25, axis="y")
+    which = {f"epochs {one.first[0]:g} and {one.second[0]:g}" for one in result}
+    grid[0][1].set_title(which.pop() if len(which) == 1 else "one pair a run")
     drawn.tight_layout()
     return drawn
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastswa.analysis.drawing import finish, headroom, new_grid
+from fastswa.analysis.drawing import finish, new_grid
 from fastswa.analysis.study import Request, Study, colours
 from fastswa.analysis.subject import Subject, opened
 from fastswa.analysis.surface import FIGURES, Measured, Surface
@@ -33,6 +33,10 @@ BEFORE, BEYOND = 1.0, 3.0
 POINTS = 41
 # How much higher than the lowest test error still counts as flat, in percent.
 WITHIN = 1.0
+# Adversarial rays are looked at where this root of the distance is in equal steps: errors there rise at once.
+ROOT = 3
+# What is drawn of errors ends at so many times the lowest test error.
+HIGHEST = 2.0
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,8 @@ def study(subject: Subject, request: Request, reach: float) -> Rays:
         rays.append(between(surface.at, late, average[1], points, (names[1], shown(average[0])), "average"))
     distances = np.linspace(0.0, reach, (points + 1) // 2)
     rays.append(random_ray(surface.at, late, distances, request.rays, request.seed, names[1]))
-    rays += [adversarial_ray(surface, late, distances, images, names[1]) for images in ("train", "test")]
+    closer = reach * np.linspace(0.0, 1.0, len(distances)) ** ROOT
+    rays += [adversarial_ray(surface, late, closer, images, names[1]) for images in ("train", "test")]
     length = float(late.norm(dtype=torch.float64))
     return Rays(subject.name, subject.config.method.name, len(subject.material.split.unlabelled), rays, length)
 
@@ -218,7 +223,7 @@ def told(result: Sequence[Rays]) -> list[str]:
                 f"{one.run}: {KINDS[ray.kind]}: {ray.start} and {ray.end} are {ray.marks[1]:.3g} apart"
                 f"{_beside(ray.marks[1], one.length)}; test error "
                 f"{ends[0]:.2f}% and {ends[1]:.2f}%, lowest {ray.measured.test_error[best]:.2f}% "
-                f"at {ray.distance[best]:.3g}; {_middle(ray)}"
+                f"at {ray.distance[best]:.3g}; {_flat(ray, one.length)}"
             )
     return lines
 
@@ -229,37 +234,46 @@ def _beside(distance: float, length: float) -> str:
 
 
 def _rise(ray: Ray, length: float) -> str:
-    """Where the error along a ray has risen by WITHIN, and what it is at the end."""
+    """Where the error along a ray has risen by WITHIN, and what it is at the end.
+
+    Between the start and the first point nothing is known of where: there the error of that point is said instead.
+    """
     errors = ray.measured.test_error
     above = np.flatnonzero(errors > errors[0] + WITHIN)
     if not len(above):
         reach = f"{ray.distance[-1]:.3g}{_beside(ray.distance[-1], length)}"
         return f"the test error stays within {WITHIN:g}% of {errors[0]:.2f}% up to {reach}"
+    end = f"{errors[-1]:.2f}% at {ray.distance[-1]:.3g}"
     number = int(above[0])
+    if number == 1:
+        first = f"{ray.distance[1]:.3g}{_beside(ray.distance[1], length)}"
+        return f"the test error, {errors[0]:.2f}%, is {errors[1]:.2f}% at the first point, {first}, and {end}"
     near, far = errors[number - 1], errors[number]
     part = (errors[0] + WITHIN - near) / (far - near)
     at = ray.distance[number - 1] + part * (ray.distance[number] - ray.distance[number - 1])
-    return (
-        f"the test error, {errors[0]:.2f}%, has risen by {WITHIN:g}% at {at:.3g}{_beside(at, length)}, "
-        f"and is {errors[-1]:.2f}% at {ray.distance[-1]:.3g}"
-    )
+    return f"the test error, {errors[0]:.2f}%, has risen by {WITHIN:g}% at {at:.3g}{_beside(at, length)}, and is {end}"
 
 
-def _middle(ray: Ray) -> str:
-    """How far the two weights are from the middle of the flat part of their ray."""
+def _flat(ray: Ray, length: float) -> str:
+    """The flat part of a ray, and how far from its middle the two weights are; no middle where it has no end."""
     left, right = basin(ray)
-    ends = " (the ray ends there)" if left <= ray.distance[0] or right >= ray.distance[-1] else ""
-    first, second = (round(abs(mark - (left + right) / 2), 6) for mark in ray.marks)
-    return (
-        f"within {WITHIN:g}% of that from {left:.3g} to {right:.3g}{ends}, "
-        f"from whose middle {ray.start} is {first:.3g} and {ray.end} {second:.3g}"
+    begins, ends = bool(left <= ray.distance[0]), bool(right >= ray.distance[-1])
+    part = (
+        f"within {WITHIN:g}% of that from {left:.3g}{' (where the ray begins)' * begins} to "
+        f"{right:.3g}{' (where the ray ends)' * ends}: {'at least ' * (begins or ends)}{right - left:.3g} wide"
+        f"{_beside(right - left, length)}"
     )
+    if begins or ends:
+        return part
+    first, second = (round(abs(mark - (left + right) / 2), 6) for mark in ray.marks)
+    return f"{part}, from whose middle {ray.start} is {first:.3g} and {ray.end} {second:.3g}"
 
 
 def draw(result: Sequence[Rays]) -> Any:
-    """SGD-SGD, SGD-SWA and random rays of all runs beside one another; below, each run's rays together."""
-    below = -(-len(result) // 3) if len(result) > 1 else 0
-    drawn, grid = new_grid(1 + below, 3, 12.3, 3.9)
+    """SGD-SGD, SGD-SWA and random rays of all runs beside one another; below, each run's rays if of several kinds."""
+    several = len({ray.kind for one in result for ray in one.rays}) > 1 or len(result) == 1
+    below = -(-len(result) // 3) if len(result) > 1 and several else 0
+    drawn, grid = new_grid(1 + below, 3, 12.3, 4.6) if several else new_grid(1, 1, 6.5, 4.6)
     shades = colours([one.run for one in result])
     if len(result) > 1:
         kinds = [
@@ -306,22 +320,28 @@ def _line(panel: Any, ray: Ray, colour: str, label: str) -> None:
 
 
 def _finish(panel: Any, title: str, drawn: Sequence[Ray]) -> None:
-    """Labels, and a legend above all that is drawn."""
+    """Labels, a legend below the panel, and errors no higher than what is near the lowest can be seen beside."""
     panel.plot([], [], color="#404040", label="test")
     panel.plot([], [], color="#404040", linestyle=(0, (4, 2)), label="train")
     if any(ray.kind == "average" for ray in drawn):
         panel.plot([], [], "s", color="#404040", label="average")
+    label = "error (%)"
     if drawn:
-        highest = max(float(ray.measured.test_error.max()) for ray in drawn)
-        panel.set_ylim(-0.02 * highest, 1.05 * highest)
+        highest = 1.05 * max(float(ray.measured.test_error.max()) for ray in drawn) or WITHIN
+        limit = _limit(drawn)
+        if limit < highest:
+            label = f"error (%), cut at {limit:.3g}"
+        panel.set_ylim(-0.02 * min(limit, highest), min(limit, highest))
     panel.set_xlabel("distance in weight space")
-    panel.set_ylabel("error (%)")
+    panel.set_ylabel(label)
     panel.set_title(title)
-    many = len(panel.get_legend_handles_labels()[0]) > 4
-    if many:
-        headroom(panel)
-        panel.set_yticks([tick for tick in panel.get_yticks() if 0 <= tick <= 100])
-    finish(panel, above=many)
+    finish(panel, below=True)
+
+
+def _limit(drawn: Sequence[Ray]) -> float:
+    """Up to where errors are drawn: HIGHEST times the lowest of all, and a quarter more than any ray's lowest."""
+    lowest = [float(ray.measured.test_error.min()) for ray in drawn]
+    return max(HIGHEST * min(lowest), 1.25 * max(lowest), WITHIN)
 
 
 STUDY = Study(

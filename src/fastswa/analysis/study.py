@@ -118,20 +118,26 @@ def read(study: Study, files: Sequence[Path]) -> list[Any]:
 
 
 def restored(kind: Any, value: Any) -> Any:
-    """What `plain` made of a value of the type `kind`, as such a value again; numbers in arrays are 64-bit floats."""
+    """What `plain` made of a value of the type `kind`, as such a value again; numbers in arrays are 64-bit floats.
+
+    A field that has a default may be missing: what was written before there was one can still be read.
+    """
     origin, inner = get_origin(kind), get_args(kind)
     if kind is np.ndarray:
         return np.array(value, dtype=float)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
-        return kind(
-            **{field.name: restored(hints[field.name], value[field.name]) for field in dataclasses.fields(kind)}
-        )
+        needed = [field.name for field in dataclasses.fields(kind) if field.name in value or not _has_default(field)]
+        return kind(**{name: restored(hints[name], value[name]) for name in needed})
     if origin is dict:
         return {key: restored(inner[1], one) for key, one in value.items()}
     if origin in (list, tuple):
         return origin(restored(inner[0], one) for one in value)
     return math.nan if kind is float and value is None else value
+
+
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fastswa.analysis.drawing import finish, new_grid
+from fastswa.analysis.drawing import finish, headroom, new_grid
 from fastswa.analysis.measured import Course, course_of
 from fastswa.analysis.study import Request, Study, colours
 from fastswa.analysis.subject import run_names
@@ -127,7 +127,7 @@ def told(result: Sequence[Taught]) -> list[str]:
 
 def draw(result: Sequence[Taught]) -> Any:
     """The excess over the reference as bars, and error against epoch."""
-    drawn, grid = new_grid(1, 2, 12.6, 4.4)
+    drawn, grid = new_grid(1, 2, 12.6, 4.9)
     bars, courses = grid[0]
     shades = colours([one.run for one in result])
     place, ticks = 0.0, []
@@ -151,8 +151,9 @@ def draw(result: Sequence[Taught]) -> Any:
     late = late[np.isfinite(late)]
     courses.set(xlabel="epoch", ylabel=f"{result[0].images} error (%)")
     courses.set_ylim(0.95 * late.min(), 1.1 * np.quantile(late, 0.97))
-    for panel in grid[0]:
-        finish(panel)
+    headroom(bars)
+    finish(bars)
+    finish(courses, below=True)
     drawn.tight_layout()
     return drawn
 
