@@ -3,10 +3,10 @@
     python benchmarks/analyses.py                                       the parts, their runs, what they should take
     python benchmarks/analyses.py PART… [--minutes 9] [--out FOLDER]    train, study and pack parts
 
-They are gone on with by the same command: the runs of all parts are trained side by side until --minutes are over, and
-saved; once they are done, the studies are made one after the other, as far as the time reaches. Iterates stay where
-they are made. What comes back is FOLDER/PART.zip: of every run its settings, its evaluations and its recorded
-gradients, of every study its arrays and figures.
+They are gone on with by the same command: the runs of all parts are trained side by side, as many as a GPU takes, until
+--minutes are over, and saved; once they are done, the studies are made one after the other, as far as the time reaches,
+those of a run that failed left out. Iterates stay where they are made. What comes back is FOLDER/PART.zip: of every run
+its settings, its evaluations and its recorded gradients, of every study its arrays and figures.
 
 Other words are settings of every run, as `fastswa train` takes them. A rehearsal of whole parts takes minutes on a CPU
 with --data.source IMAGES.npz --model small --model.width 4 --batch.steps 2 --evaluation.refresh 1, where IMAGES.npz
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
 import traceback
@@ -29,13 +30,18 @@ from typing import Any
 from fastswa.analysis.asked import Asked, asked_in, refuse_missing
 from fastswa.analysis.schedule import forks
 from fastswa.analysis.study import Request
-from fastswa.config import Config
+from fastswa.config import RESUMABLE, Config, DeviceConfig, to_dict
 from fastswa.console import ConsoleWatcher, say
 from fastswa.errors import FastswaError, RequestError
-from fastswa.layers import build_config, flag_layer, merge, recipe_layer
+from fastswa.layers import build_config, flag_layer, flatten, merge, recipe_layer
+from fastswa.sweep import sentence_of
+from fastswa.training import lanes
 from fastswa.training.checkpoint import checkpoint_epochs
+from fastswa.training.device import choose_compute
 from fastswa.training.folder import RunFolder
-from fastswa.training.run import NewRun, OldRun, train_together
+from fastswa.training.groups import train_groups
+from fastswa.training.run import NewRun, OldRun
+from fastswa.whole import refuse_unwritable
 
 # Of one H200, measured (benchmarks/LOG.md): milliseconds a step of one run alone, and of each of several side by side.
 ALONE, BESIDE = 1.75, 1.55
@@ -101,7 +107,8 @@ BEFORE_SWA = 149
 KEPT = {"checkpoint": {"keep_every": 3, "keep_from": 180, "keep": [170]}, "analysis": {"gradients": 10}}
 # Of these runs no course is drawn: they are measured seldom.
 LATE = {"checkpoint": {"keep": [170, 180]}, "evaluation": {"every": 10}}
-RAYS = "rays --epochs 170,180 --distance"
+# The same reach in every part: figures join runs of several. At 30, the paper's, Pi's random rays are still flat.
+RAYS = "rays --epochs 170,180 --distance 60"
 
 
 def studied(*runs: str) -> tuple[Made, ...]:
@@ -113,14 +120,14 @@ def studied(*runs: str) -> tuple[Made, ...]:
         Made("teachers", "teachers", runs, 3),
         Made("diversity", "pairs --epochs 170,180", runs, 5 * each),
         Made("pairs", "pairs", runs, 25 * each),
-        Made("rays", f"{RAYS} 30", runs, 30 * each),
+        Made("rays", RAYS, runs, 30 * each),
         Made("landscape", "landscape --points 17 --margin 1", runs, 38 * each),
         Made("jacobian", "jacobian --epochs 180 --images 16 --draws 30", runs, 60 * each),
     )
 
 
 def fewer(*counts: int) -> Part:
-    """Pi with so many unlabelled images; its random rays are still flat at 30 with all of them."""
+    """Pi with so many unlabelled images."""
     runs = {
         f"pi-{count}": Run(
             "cifar10-cnn-pi-4k", 180, merge(LATE, {"split": {"unlabelled": count}, "batch": {"steps": 920}})
@@ -129,7 +136,7 @@ def fewer(*counts: int) -> Part:
     }
     said = " and ".join(map(str, counts))
     why = f"Pi to epoch 180 with {said} unlabelled images, 920 steps an epoch: A.1's random rays"
-    return Part(why, runs, (Made("rays", f"{RAYS} 60", tuple(runs), 30 * len(runs)),))
+    return Part(why, runs, (Made("rays", RAYS, tuple(runs), 30 * len(runs)),))
 
 
 PARTS = {
@@ -242,7 +249,10 @@ class Work:
     ) -> None:
         self.part, self.folder, self.common, self.archive = part, folder, common, archive
         self.failed = False
+        self.lost: dict[str, Exception] = {}  # runs that failed in this command
         self._configs = {name: run.config(common, changes, folder) for name, run in part.runs.items()}
+        for name, config in self._configs.items():
+            self._refuse_another(name, config, ("seed", "schedule.epochs", *flatten(changes or {})))
         for made in part.studies:
             for name in self._configs.keys() & {*made.runs}:
                 refuse_missing(asked_in(made.asked), self._configs[name])
@@ -252,36 +262,54 @@ class Work:
             return self.folder / self.part.forks[0] / "analysis" / "schedule" / name
         return self.folder / name
 
-    def named(self, made: Made) -> str:
-        return f"{self.folder.name}, {made.name}"
+    def _refuse_another(self, name: str, config: Config, asked: Sequence[str]) -> None:
+        """RequestError where what is begun in a run's place has other settings than are `asked` for: it keeps them."""
+        path = self.place(name)
+        if not (path / "config.toml").exists():
+            return
+        there, wanted = (flatten(to_dict(one)) for one in (RunFolder(path).config(), config))
+        for setting in asked:
+            if setting in RESUMABLE and setting != "schedule.epochs":
+                continue
+            if there.get(setting) != wanted.get(setting):
+                raise RequestError(
+                    f"{path} was begun with {setting} {there.get(setting)}, and {wanted.get(setting)} is asked for; "
+                    "ask for the same, or name another folder by --runs."
+                )
+
+    def named(self, what: str) -> str:
+        return f"{self.folder.name}, {what}"
 
     def waiting(self) -> dict[str, Config]:
-        """The runs that are not done and can be trained now: what they begin within is so far."""
+        """The runs that are not done and can be trained now: what they begin within is so far. None that failed."""
         found = {name: config for name, config in self._configs.items() if self._can_begin(name)}
-        if self.part.forks is not None and self._done(parent := self.part.forks[0]):
+        if self.part.forks is not None and self.done(parent := self.part.forks[0]):
             epochs = self.part.runs[parent].epochs
             found |= forks(f"{self.folder / parent}@{epochs}", float(epochs), self.part.forks[1])
-        return {name: config for name, config in found.items() if not self._done(name, config)}
+        return {name: config for name, config in found.items() if name not in self.lost and not self.done(name)}
 
     def _can_begin(self, name: str) -> bool:
         start = self.part.runs[name].start
         if start is None:
             return True
         parent, epoch = start
-        return self._done(parent) or epoch in checkpoint_epochs(RunFolder(self.place(parent)).checkpoints)
+        return self.done(parent) or epoch in checkpoint_epochs(RunFolder(self.place(parent)).checkpoints)
 
-    def _done(self, name: str, config: Config | None = None) -> bool:
-        path, epochs = self.place(name), (config or self._configs[name]).schedule.epochs
-        return (path / "config.toml").exists() and RunFolder(path).models_epoch() == epochs
+    def done(self, name: str) -> bool:
+        """Whether a run is over, at the end that its own folder says: that is what it would be gone on with to."""
+        folder = RunFolder(self.place(name))
+        return (folder.path / "config.toml").exists() and folder.models_epoch() == folder.config().schedule.epochs
 
     def study(self, made: Made, clock: Clock) -> bool:
-        """Make a study that is not there yet, if there is time for it; whether it is there."""
+        """Make a study that is not there yet, if its runs are done and there is time for it; whether it is there."""
         out = self.folder / "analysis" / made.name
         [asked] = asked_in(made.asked)
         if (out / f"{asked.name}.png").exists():
             return True
+        if not all(self.done(name) for name in made.runs):
+            return False
         if clock.left < made.seconds:
-            say(f"{self.named(made)}: no time is left for it; the same command goes on.")
+            say(f"{self.named(made.name)}: no time is left for it; the same command goes on.")
             return False
         return self._written(asked, [self.place(name) for name in made.runs], out, made)
 
@@ -293,14 +321,14 @@ class Work:
             # The machine may be gone tomorrow: the other studies are made all the same.
             self.failed = True
             if isinstance(error, FastswaError):
-                say(f"{self.named(made)}: {error}")
+                say(f"{self.named(made.name)}: {error}")
             else:
                 traceback.print_exc()
-                say(f"{self.named(made)}: failed; the others are made.")
+                say(f"{self.named(made.name)}: failed; the others are made.")
             return False
         for line in asked.study.told(result):
             print(line)
-        say(f"{self.named(made)}: {time.monotonic() - began:.1f} s (expected {made.seconds:.0f} s)")
+        say(f"{self.named(made.name)}: {time.monotonic() - began:.1f} s (expected {made.seconds:.0f} s)")
         # At once: should the next one be stopped from outside, this one comes back.
         self.pack()
         return True
@@ -321,24 +349,48 @@ class Work:
 
 
 def carried_out(works: Sequence[Work], clock: Clock) -> bool:
-    """Everything that time allows; whether all of it is done."""
-    while waiting := [(work, name, config) for work in works for name, config in work.waiting().items()]:
-        if clock.left < 30 or not trained(waiting, clock):
-            return False
+    """Everything that time allows; whether all of it is done. A study waits for its own runs alone."""
+    going = True
+    while going and (waiting := [(work, name, config) for work in works for name, config in work.waiting().items()]):
+        going = clock.left >= 30 and trained(waiting, clock)
+    tell_lost(works)
+    if not going:
+        return False
     missing = [made for work in works for made in work.part.studies if not work.study(made, clock)]
-    return not missing
+    return not missing and not any(work.lost for work in works)
 
 
 def trained(waiting: Sequence[tuple[Work, str, Config]], clock: Clock) -> bool:
-    """Train runs side by side; whether all of them are done."""
+    """Train runs side by side, as many as the device takes; whether each of them ended, done or failed."""
+    ended = 0
     with ConsoleWatcher(clock.left / 60) as watcher:
         runs: list[NewRun | OldRun] = []
         for work, name, config in waiting:
             path, lane = work.place(name), watcher.lane(name, f"{name}  ")
             begun = (path / "config.toml").exists()
             runs.append(OldRun(path, lane) if begun else NewRun(config, path, lane))
-        results = train_together(runs, say)
-    return all(result.finished for result in results)
+        together = at_once(waiting[0][2].device)
+        for number, outcome in train_groups(runs, together, say, stopping=watcher.should_stop):
+            if isinstance(outcome, Exception):
+                work, name, _ = waiting[number]
+                work.lost[name] = outcome
+            ended += isinstance(outcome, Exception) or outcome.finished
+    return ended == len(waiting)
+
+
+def tell_lost(works: Sequence[Work]) -> None:
+    """Say which runs failed; raise it where all did, for one reason, so that nothing is left to do."""
+    lost = [(work, name, error) for work in works for name, error in work.lost.items()]
+    done = any(work.done(name) for work in works for name in work.part.runs)
+    if lost and not done and len({str(error) for _, _, error in lost}) == 1:
+        raise lost[0][2]
+    for work, name, error in lost:
+        say(f"{work.named(name)} failed: {sentence_of(error)}")
+
+
+def at_once(device: DeviceConfig) -> int:
+    """How many runs to train at a time: all that a GPU has streams for."""
+    return lanes.MOST if choose_compute(device).device.type == "cuda" else 1
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -364,12 +416,17 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _parts(given: argparse.Namespace, changes: Mapping[str, Any]) -> int:
     """As much of the parts as there is time for; their archives are written whatever happens. The exit code: 0 also
-    where time is over, 1 where a study failed."""
+    where time is over, 1 where a run or a study failed."""
     unknown = [name for name in given.parts if name not in PARTS]
     if unknown:
         raise RequestError(f"There is no part {unknown[0]}; there are {', '.join(PARTS)}.")
+    if not 0 < given.minutes < math.inf:
+        raise RequestError(f"--minutes: {given.minutes:g} is not a number of minutes above zero.")
     common = {"seed": given.seed, "data": {"root": given.data}, "device": {"name": given.device}}
     out, clock = given.out or given.runs, Clock(given.minutes)
+    if out.suffix.lower() == ".zip":
+        raise RequestError(f"--out: {out} is to be a folder, which gets PART.zip; name {out.parent} instead.")
+    refuse_unwritable(out)
     works = [
         Work(PARTS[name], given.runs / name, common, out / f"{name}.zip", changes)
         for name in dict.fromkeys(given.parts)
@@ -383,7 +440,7 @@ def _parts(given: argparse.Namespace, changes: Mapping[str, Any]) -> int:
             say(f"{work.archive}: {work.archive.stat().st_size / 1e6:.2f} MB")
         print(json.dumps({"parts": given.parts, "done": done, "seconds_left": round(clock.left)}))
     say("done." if done else "not done yet; the same command goes on.")
-    return int(any(work.failed for work in works))
+    return int(any(work.failed or work.lost for work in works))
 
 
 if __name__ == "__main__":

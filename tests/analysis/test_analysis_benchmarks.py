@@ -13,13 +13,17 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from conftest import Command
 from fastswa.analysis.pairs import pairs
+from fastswa.analysis.rays import rays as made_rays
 from fastswa.analysis.study import Request, plain
 from fastswa.config import Config
 from fastswa.layers import merge
-from fastswa.training.run import train_together
+from fastswa.training.device import Compute
+from fastswa.training.lanes import Lanes
+from fastswa.training.run import RunResult
 from tiny_runs import TINY, assert_identical, metrics, models, train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,18 +146,119 @@ def test_several_parts_are_trained_side_by_side_and_come_back_apart(
 
     monkeypatch.setattr(analyses, "PARTS", {"a": part("one"), "b": part("two")})
     began = []
-    monkeypatch.setattr(
-        analyses, "train_together", lambda runs, say: began.append(len(runs)) or train_together(runs, say)
-    )
+    in_groups = analyses.train_groups
+
+    def grouped(runs: Any, together: int, say: Any, **options: Any) -> Any:
+        began.append((len(runs), together))
+        return in_groups(runs, together, say, **options)
+
+    monkeypatch.setattr(analyses, "train_groups", grouped)
     words = ["--device", "cpu", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
     assert analyses.main(["a", "b", *words]) == 0
-    assert began == [2]
+    assert began == [(2, 1)]
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["done"]
     for name, run in (("a", "one"), ("b", "two")):
         with zipfile.ZipFile(tmp_path / f"{name}.zip") as archive:
             assert {f"{run}/metrics.jsonl", "analysis/teachers/teachers.json"} <= {*archive.namelist()}
     assert analyses.main(["a", "c", *words]) == 2
     assert "There is no part c; there are a, b." in capsys.readouterr().err
+
+
+def one_run(analyses: ModuleType, name: str, **settings: Any) -> Any:
+    """A part of one short run and one study of it."""
+    made = analyses.Made("teachers", "teachers", (name,), 0)
+    settings = {key: value for key, value in merge(TINY, settings).items() if key != "seed"}
+    return analyses.Part("", {name: analyses.Run("digits-pi", 2, settings)}, (made,))
+
+
+def test_a_part_begun_to_another_end_is_refused_rather_than_trained_for_ever(
+    analyses: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(analyses, "PARTS", {"a": one_run(analyses, "one")})
+    words = ["a", "--device", "cpu", "--runs", str(tmp_path)]
+    assert analyses.main([*words, "--schedule.epochs", "2"]) == 0
+    capsys.readouterr()
+    run = tmp_path / "a" / "one"
+    for other, setting in (
+        (["--schedule.epochs", "3"], "schedule.epochs 2, and 3"),
+        (["--seed", "7"], "seed 10, and 7"),
+        (["--batch.steps", "9"], f"batch.steps {TINY['batch']['steps']}, and 9"),
+    ):
+        assert analyses.main([*words, *other]) == 2
+        assert capsys.readouterr().err == (
+            f"fastswa: {run} was begun with {setting} is asked for; "
+            "ask for the same, or name another folder by --runs.\n"
+        )
+    assert analyses.main([*words, "--evaluation.every", "2"]) == 0  # which may change on the way
+
+
+def test_a_run_is_done_at_the_end_that_its_folder_says(analyses: ModuleType, tmp_path: Path) -> None:
+    part = one_run(analyses, "one")
+    work = analyses.Work(part, tmp_path, {"device": {"name": "cpu"}}, tmp_path / "a.zip")
+    [config] = work.waiting().values()
+    train(config.model_copy(update={"schedule": config.schedule.model_copy(update={"epochs": 1})}), tmp_path / "one")
+    assert not work.waiting()
+
+
+def test_all_parts_in_one_command_begin_as_many_runs_as_a_gpu_takes(
+    analyses: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Compute(torch.device("cuda", 0), "bf16", "graph", deterministic=False)
+    monkeypatch.setattr(analyses, "choose_compute", lambda device: gpu)
+    sizes, lanes = [], Lanes(gpu)
+
+    def attempted(runs: Any, say: Any, **_: Any) -> list[Any]:
+        lanes.at_once(len(runs))
+        sizes.append(len(runs))
+        return [RunResult(run.path, [], False) for run in runs]
+
+    monkeypatch.setattr("fastswa.training.groups.attempt_together", attempted)
+    common = {"seed": 10}
+    works = [
+        analyses.Work(part, tmp_path / name, common, tmp_path / f"{name}.zip") for name, part in analyses.PARTS.items()
+    ]
+    assert not analyses.carried_out(works, analyses.Clock(5))
+    assert sizes == [7, 1]
+
+
+def test_a_run_that_fails_blocks_no_study_of_others(
+    analyses: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = one_run(analyses, "broken", data={"source": "nothing.npz"})
+    monkeypatch.setattr(analyses, "PARTS", {"a": broken, "b": one_run(analyses, "two")})
+    words = ["--device", "cpu", "--runs", str(tmp_path)]
+    for _ in range(2):  # the second time only what failed is left to train
+        assert analyses.main(["a", "b", *words]) == 1
+        said = capsys.readouterr()
+        assert "fastswa: a, broken failed: " in said.err
+        assert "nothing.npz" in said.err
+        assert json.loads(said.out.splitlines()[-1])["done"] is False
+        with zipfile.ZipFile(tmp_path / "b.zip") as archive:
+            assert "analysis/teachers/teachers.json" in archive.namelist()
+        shutil.rmtree(tmp_path / "b" / "analysis")
+
+
+def test_words_that_mean_nothing_are_refused(
+    analyses: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for minutes in ("nan", "inf", "0", "-1"):
+        assert analyses.main(["pi", f"--minutes={minutes}", "--runs", str(tmp_path / "runs")]) == 2
+        said = capsys.readouterr().err
+        assert said == f"fastswa: --minutes: {float(minutes):g} is not a number of minutes above zero.\n"
+    archive = tmp_path / "pi.zip"
+    assert analyses.main(["pi", "--runs", str(tmp_path / "runs"), "--out", str(archive)]) == 2
+    said = capsys.readouterr().err
+    assert said == f"fastswa: --out: {archive} is to be a folder, which gets PART.zip; name {tmp_path} instead.\n"
+    (tmp_path / "file").touch()
+    assert analyses.main(["pi", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "file")]) == 2
+    assert "is no folder" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_random_rays_of_every_part_go_as_far(analyses: ModuleType) -> None:
+    rays = [made.asked for part in analyses.PARTS.values() for made in part.studies if made.name == "rays"]
+    assert len(rays) == 5
+    assert set(rays) == {"rays --epochs 170,180 --distance 60"}
 
 
 def tiny_part(analyses: ModuleType) -> Any:
@@ -235,8 +340,8 @@ def test_what_cannot_be_trained_is_refused(
     assert "goes on" not in said
 
 
-def archives_of(finished: Path, tmp_path: Path, *names: str) -> list[Path]:
-    """An archive a run, all of them the same run under other names, each with one study."""
+def archives_of(finished: Path, tmp_path: Path, *names: str, reach: dict[str, float] | None = None) -> list[Path]:
+    """An archive a run, all of them the same run under other names, each with one study; with `reach` rays so far."""
     archives = []
     for name in names:
         run = tmp_path / name / name
@@ -244,6 +349,10 @@ def archives_of(finished: Path, tmp_path: Path, *names: str) -> list[Path]:
         [found] = pairs(Request((run,), "cpu", epochs=(2.0, 4.0)))
         (tmp_path / name / "analysis" / "diversity").mkdir(parents=True)
         (tmp_path / name / "analysis" / "diversity" / "pairs.json").write_text(json.dumps(plain([found])))
+        if reach is not None:
+            far = made_rays(Request((run,), "cpu", epochs=(2.0, 4.0), distance=reach[name], points=5, rays=1))
+            (tmp_path / name / "analysis" / "rays").mkdir()
+            (tmp_path / name / "analysis" / "rays" / "rays.json").write_text(json.dumps(plain(far)))
         archives.append(tmp_path / f"{name}.zip")
         with zipfile.ZipFile(archives[-1], "w") as archive:
             for file in sorted((tmp_path / name).rglob("*.*")):
@@ -297,3 +406,13 @@ def test_archives_come_onto_the_page_one_after_the_other(
     assert "not all measured" in capsys.readouterr().err
     assert writer.main([str(tmp_path / "none.zip")]) == 2
     assert "is no archive of a part" in capsys.readouterr().err
+
+
+def test_rays_of_older_archives_join_those_that_go_further(writer: ModuleType, finished: Path, tmp_path: Path) -> None:
+    older = archives_of(finished, tmp_path, "supervised", "pi", reach={"supervised": 30, "pi": 30})
+    newer = archives_of(finished, tmp_path, "pi-0", reach={"pi-0": 60})
+    assert writer.main(list(map(str, [*older, *newer]))) == 0
+    found = writer.kept("unlabelled", writer.RESULTS)
+    reached = {one.run: max(ray.distance[-1] for ray in one.rays if ray.kind == "random") for one in found}
+    assert reached == {"supervised": 30, "pi-0": 60, "pi": 30}
+    assert (writer.FIGURES / "cifar10-unlabelled.svg").exists()
