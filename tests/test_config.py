@@ -97,6 +97,23 @@ def test_unknown_settings_are_refused_with_the_nearest_name(layer: dict[str, Any
             {"averaging": {"teacher": {}}},
             "averaging.teacher: 'teacher' is the name of a trained network, choose another.",
         ),
+        *(
+            ({"data": {name: empty}}, f"data.{name} is empty; name a data set, a folder, a manifest or an .npz file.")
+            for name in ("source", "target", "extra")
+            for empty in ("", " ")
+        ),
+        *(
+            ({"method": {"threshold": value}}, f"method.threshold ({value}) must be 0 or more, and below 1.")
+            for value in (1, -0.5, "nan", "inf")
+        ),
+        *(
+            (
+                {"method": {"name": "self-ensembling", "threshold": value}},
+                f"method.threshold ({value}) must lie between 0 and 1, both excluded.",
+            )
+            for value in (0, 1, -0.5, "nan", "inf")
+        ),
+        ({"method": {"threshold": "high"}}, "method.threshold: 'high' is not a number."),
         ({"schedule": {"preset": "shrt"}}, "schedule.preset: unknown preset 'shrt'; did you mean short?"),
     ],
 )

@@ -71,6 +71,14 @@ class DataConfig(Section):
     )
 
     @model_validator(mode="after")
+    def _named(self) -> DataConfig:
+        for name in ("source", "target", "extra"):
+            given = getattr(self, name)
+            if given is not None and not given.strip():
+                raise ValueError(f"data.{name} is empty; name a data set, a folder, a manifest or an .npz file")
+        return self
+
+    @model_validator(mode="after")
     def _extra(self) -> DataConfig:
         for name in ("extra_images", "extra_file", "extra_per_epoch"):
             named = self.extra or (self.target if name == "extra_per_epoch" else None)
@@ -134,6 +142,9 @@ class AugmentConfig(Section):
     affine: NonNegativeFloat = Field(
         0.0, description="that warp: standard deviation of the entries of a random 2x2 matrix about the identity"
     )
+    beyond: Literal["zero", "edge"] = Field(
+        "zero", description="that warp beyond an image's edges: zero after normalisation, or the edge's pixel again"
+    )
     standardise: bool = Field(
         False, description="each image to mean 0 and deviation 1, rather than each channel over all images"
     )
@@ -148,6 +159,8 @@ class AugmentConfig(Section):
     def _warps(self) -> AugmentConfig:
         if self.affine and not self.warp:
             raise ValueError(f"augment.affine ({self.affine:g}) is a warp's, and augment.warp is off")
+        if self.beyond != "zero" and not self.warp:
+            raise ValueError(f"augment.beyond ({self.beyond}) is a warp's, and augment.warp is off")
         return self
 
 
@@ -205,7 +218,7 @@ class MethodConfig(Section):
     delta: Probability = Field(0.05, description="vadd: part of a dropout mask's units that the adversary may flip")
     neighbours: PositiveFloat = Field(0.1, description="sntg: the neighbours' weight as a part of the consistency's")
     margin: PositiveFloat = Field(1.0, description="sntg: how far apart images of two classes should lie")
-    threshold: Probability = Field(
+    threshold: float = Field(
         0.95,
         description="fixmatch, flexmatch: certainty from which a prediction teaches; self-ensembling: 0.968",
     )
@@ -222,6 +235,8 @@ class MethodConfig(Section):
     def _threshold(self) -> MethodConfig:
         if self.name == "self-ensembling" and not 0 < self.threshold < 1:
             raise ValueError(f"method.threshold ({self.threshold:g}) must lie between 0 and 1, both excluded")
+        if not 0 <= self.threshold < 1:
+            raise ValueError(f"method.threshold ({self.threshold:g}) must be 0 or more, and below 1")
         return self
 
 

@@ -55,6 +55,14 @@ def test_a_shift_by_whole_pixels_moves_in_zeros() -> None:
     assert torch.allclose(warped(picture, *one(IDENTITY, (2.0, -1.0))), expected, atol=1e-12)
 
 
+def test_beyond_the_edge_lies_the_edge_where_asked() -> None:
+    picture = images(height=5, width=7)
+    columns = torch.arange(2, 9).clamp(max=6)
+    rows = torch.arange(-1, 4).clamp(min=0)
+    expected = picture[:, :, rows][..., columns]
+    assert torch.allclose(warped(picture, *one(IDENTITY, (2.0, -1.0)), beyond="edge"), expected, atol=1e-12)
+
+
 def test_a_shift_by_part_of_a_pixel_mixes_neighbours() -> None:
     picture = images(height=4, width=5)
     beside = torch.cat([picture[..., 1:], torch.zeros_like(picture[..., :1])], dim=3)

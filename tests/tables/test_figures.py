@@ -148,6 +148,16 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     assert len(figure_names()) == 1 + 5 + 64
 
 
+def test_a_figure_without_any_result_says_so(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sentence = "there is no folder results here, so that nothing counts as measured; --results FOLDER names one."
+    answer = command("figure", "cifar100-cnn", "--out", "drawn")
+    assert (answer.code, answer.err) == (0, f"fastswa: {sentence}\n")
+    assert command("figure", "schedule", "--out", "drawn").err == ""
+    (tmp_path / "results").mkdir()
+    assert command("figure", "cifar100-cnn", "--out", "drawn").err == ""
+
+
 def test_help_and_a_missing_name_list_the_figures(command: Command) -> None:
     said, refused = command("figure", "--help").out, command("figure")
     assert refused.code == 2

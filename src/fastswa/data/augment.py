@@ -35,9 +35,9 @@ class Augment:
     `scale` and `shift` are (C,): a view is pixel * scale + shift, so that pixels 0 to 255 come out with the
     mean and deviation that the network was promised; with `standardise` each image is brought to mean 0 and deviation
     1 of its own instead. With `warp` weak views are translated by parts of a pixel and through random matrices
-    (`affine`), zero after normalisation where they look beyond the image. Strong views get `operations` of
-    fastswa.data.strong after translation and flip, black where they look beyond the image, and a square of `cutout` of
-    the shorter side is painted over with the mean colour.
+    (`affine`), and see what `beyond` says where they look beyond the image: zero after normalisation, or its edge.
+    Strong views get `operations` of fastswa.data.strong after translation and flip, black where they look beyond the
+    image, and a square of `cutout` of the shorter side is painted over with the mean colour.
     """
 
     scale: Tensor
@@ -46,6 +46,7 @@ class Augment:
     flip: bool = False
     warp: bool = False
     affine: float = 0.0
+    beyond: str = "zero"
     standardise: bool = False
     noise: float = 0.0
     student: str = "weak"
@@ -125,7 +126,7 @@ class Augment:
                 affine=self.affine,
                 dtype=images.dtype,
             )
-            return warped(images, *maps)
+            return warped(images, *maps, self.beyond)
         return self.plain(self._gathered(pixels, index, noise))
 
     def _strong(self, pixels: Tensor, index: Tensor, noise: Noise) -> Tensor:

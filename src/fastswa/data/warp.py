@@ -27,9 +27,14 @@ def draw_maps(
     return matrix, offset
 
 
-def warped(images: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
-    """The images (B, C, H, W) looked up elsewhere, bilinearly; zero beyond the edges. Channels last in memory.
+# What lies beyond an image's edges, and what torch calls it.
+BEYOND = {"zero": "zeros", "edge": "border"}
 
+
+def warped(images: Tensor, matrix: Tensor, offset: Tensor, beyond: str = "zero") -> Tensor:
+    """The images (B, C, H, W) looked up elsewhere, bilinearly. Channels last in memory.
+
+    What lies beyond an image's edges is zero, or with `beyond` "edge" the pixel there again.
     The pixel at p = (across, down), in pixels from the middle, comes from `matrix` p + `offset`.
     """
     _, _, height, width = images.shape
@@ -41,6 +46,6 @@ def warped(images: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
     across = xx * x + xy * y + right
     along = yx * x + yy * y + down
     places = torch.stack([across * (2.0 / width), along * (2.0 / height)], dim=3)
-    return F.grid_sample(images, places, "bilinear", "zeros", align_corners=False).contiguous(
+    return F.grid_sample(images, places, "bilinear", BEYOND[beyond], align_corners=False).contiguous(
         memory_format=torch.channels_last
     )

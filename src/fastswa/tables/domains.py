@@ -31,7 +31,7 @@ AVERAGES = {"fast_swa": {"kind": "fast-swa", "every": 1}, "every_step": {"kind":
 class Pair:
     """A source and a target: what all runs on them share; `quoted` is an error of other work, and whose it is.
 
-    `size` is the side that both are brought to, None for the source's.
+    `size` is the side that both are brought to, None for the source's; `beyond` what warped views see beyond an edge.
     """
 
     source: str
@@ -44,6 +44,7 @@ class Pair:
     note: str
     quoted: tuple[float, str] | None = None
     size: int | None = None
+    beyond: str = "zero"
 
     @property
     def epochs(self) -> int:
@@ -63,8 +64,21 @@ PAIRS = (
         10,
         "Nine classes are in both. 256 images of a domain in a batch; no weight norm, ReLU, one head.",
     ),
-    Pair("mnist", "usps", "MNIST → USPS", _DIGITS, 0.05, False, 5, _UNSEARCHED, (1.74, "French et al. 2018")),
-    Pair("usps", "mnist", "USPS → MNIST", _DIGITS, 0.05, False, 5, _UNSEARCHED, (0.46, "French et al. 2018"), 28),
+    Pair(
+        "mnist",
+        "usps",
+        "MNIST → USPS",
+        _DIGITS,
+        0.05,
+        False,
+        5,
+        _UNSEARCHED,
+        (1.74, "French et al. 2018"),
+        beyond="edge",
+    ),
+    Pair(
+        "usps", "mnist", "USPS → MNIST", _DIGITS, 0.05, False, 5, _UNSEARCHED, (0.46, "French et al. 2018"), 28, "edge"
+    ),
 )
 
 
@@ -94,7 +108,8 @@ class DomainRun:
                 "affine": 0.1,
                 "noise": 0.1,
                 "standardise": True,
-            },
+            }
+            | ({} if pair.beyond == "zero" else {"beyond": pair.beyond}),
             "model": {"name": "cnn13", "heads": 1, "weight_norm": False, "activation": "relu"},
             "method": {"name": "supervised" if alone else self.method},
             "optimiser": {"lr": pair.lr, "weight_decay": 2e-4},
