@@ -1,7 +1,7 @@
 """python examples/run_onnx.py MODEL.onnx IMAGES|FOLDER…: an exported model at work, with nothing of fastswa beside it.
 
-Prints path,label,confidence for each image, as `fastswa predict` does; what cannot be read is named on standard error
-and left out. Images of another size or kind than the model's are made like those that it was trained on. Needs
+Prints path,label,confidence for each image, in the order of `fastswa predict`; what cannot be read is named on standard
+error and left out. Images of another size or kind than the model's are made like those that it was trained on. Needs
 onnxruntime, NumPy and Pillow.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 import onnxruntime
 from PIL import Image, ImageOps
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
+SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".dib"}
 BATCH = 256
 
 
@@ -33,7 +34,19 @@ def plain(image: Image.Image, mode: str) -> Image.Image:
     return (image if image.mode == "L" else image.convert("RGB")).convert(mode)
 
 
-def read(path: Path, channels: int, height: int, width: int) -> np.ndarray:
+def images_under(folder: str, entered: set[str]) -> Iterator[str]:
+    """The images of a folder by name, then those of each folder within it; hidden ones are passed over."""
+    place = os.path.realpath(folder)
+    if place in entered:  # a link led back here
+        return
+    entered.add(place)
+    paths = [f"{folder}/{name}" for name in sorted(os.listdir(folder)) if not name.startswith(".")]
+    yield from (path for path in paths if Path(path).suffix.lower() in SUFFIXES and not os.path.isdir(path))
+    for inner in filter(os.path.isdir, paths):
+        yield from images_under(inner, entered)
+
+
+def read(path: str, channels: int, height: int, width: int) -> np.ndarray:
     """(channels, height, width) uint8: upright, in the model's colours, the shorter side fitted, the overhang cut."""
     with Image.open(path) as opened:
         image = plain(ImageOps.exif_transpose(opened), "L" if channels == 1 else "RGB")
@@ -45,7 +58,7 @@ def read(path: Path, channels: int, height: int, width: int) -> np.ndarray:
     return np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1)
 
 
-def classified(model: Path, files: Sequence[Path]) -> Iterator[tuple[Path, str, float]]:
+def classified(model: Path, files: Sequence[str]) -> Iterator[tuple[str, str, float]]:
     """Each file that can be read with its likeliest class and how sure the model is of it."""
     session = onnxruntime.InferenceSession(model)
     about = json.loads(session.get_modelmeta().custom_metadata_map["fastswa"])
@@ -77,14 +90,18 @@ def main() -> int:
     for path in (arguments.model, *arguments.images):
         if not path.exists():
             parser.error(f"{path}: there is no such file or folder.")
-    files: list[Path] = []
+    files: list[str] = []
     for path in arguments.images:
-        inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
-        files += inside if path.is_dir() else [path]
+        files += images_under(str(path), set()) if path.is_dir() else [str(path)]
     out = csv.writer(sys.stdout, lineterminator="\n")
-    out.writerow(["path", "label", "confidence"])
-    for file, name, confidence in classified(arguments.model, files):
-        out.writerow([file, name, f"{confidence:.6g}"])
+    try:
+        out.writerow(["path", "label", "confidence"])
+        for file, name, confidence in classified(arguments.model, files):
+            out.writerow([file, name, f"{confidence:.6g}"])
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads on, as after `| head`; nor must Python try again when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return 0
 
 

@@ -118,6 +118,37 @@ def test_images_may_come_in_any_usual_shape(finished: Path) -> None:
     assert (nothing.labels.shape, nothing.names, nothing.probabilities.shape) == ((0,), [], (0, 10))
 
 
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (lambda pixels: pixels / 255, r"torch\.float32 of shape \(5, 1, 8, 8\)"),
+        (lambda pixels: pixels.long(), r"torch\.int64 of shape \(5, 1, 8, 8\)"),
+        (lambda pixels: pixels[:, 0], r"torch\.uint8 of shape \(5, 8, 8\)"),
+        (lambda pixels: pixels.permute(0, 2, 3, 1), r"torch\.uint8 of shape \(5, 8, 8, 1\)"),
+        (lambda pixels: pixels.numpy(), "ndarray"),
+    ],
+)
+def test_a_model_called_with_what_cannot_be_meant_refuses_it(
+    other: Callable[[torch.Tensor], Any], said: str, finished: Path
+) -> None:
+    """Floats from 0 to 1, as torchvision's ToTensor gives, would be classified by chance without a word."""
+    model, pixels = fastswa.load(finished), torch.zeros(5, 1, 8, 8, dtype=torch.uint8)
+    takes = r"^called, the model takes a tensor of uint8 images \(0 to 255, not normalised\) of shape \(N, 1, H, W\), "
+    with pytest.raises(fastswa.RequestError, match=rf"{takes}not {said}; `predict` takes arrays too\.$"):
+        model(other(pixels))
+
+
+def test_a_model_is_traced_whatever_the_values_and_the_batch(finished: Path) -> None:
+    model = fastswa.load(finished)
+    pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (5, 1, 8, 8), dtype=np.uint8))
+    batch = {"pixels": {0: torch.export.Dim("batch")}}
+    for strict in (False, True):
+        program = torch.export.export(model, (torch.zeros_like(pixels[:2]),), dynamic_shapes=batch, strict=strict)
+        assert torch.allclose(program.module()(pixels), model(pixels), atol=1e-5)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.allclose(compiled(pixels), model(pixels), atol=1e-5)
+
+
 def test_images_of_another_kind_are_refused(finished: Path) -> None:
     model = fastswa.load(finished)
     with pytest.raises(fastswa.RequestError, match=r"^images must be uint8 \(0 to 255\), not float64\.$"):

@@ -261,9 +261,23 @@ def test_bad_arguments_are_refused(arguments: dict[str, float]) -> None:
         AveragedWeights(nn.Linear(1, 1), **arguments)
 
 
-def test_a_start_that_is_no_number_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^start must be an epoch, not NaN\.$"):
-        AveragedWeights(nn.Linear(2, 1), start=float("nan"))
+@pytest.mark.parametrize("start", [float("nan"), -1])
+def test_a_start_that_is_no_epoch_is_refused(start: float) -> None:
+    with pytest.raises(ValueError, match=rf"^start must be an epoch, 0 or later, not {start}\.$"):
+        AveragedWeights(nn.Linear(2, 1), start=start)
+
+
+@pytest.mark.parametrize("name", ["start", "every", "decay"])
+def test_what_is_no_number_is_refused(name: str) -> None:
+    arguments: dict[str, Any] = {name: "3"}
+    with pytest.raises(TypeError, match=rf"^{name} must be a number, not '3'\.$"):
+        AveragedWeights(nn.Linear(2, 1), **arguments)
+
+
+def test_parameters_in_place_of_the_model_are_refused() -> None:
+    parameters: Any = nn.Linear(2, 1).parameters()
+    with pytest.raises(TypeError, match=r"^AveragedWeights takes the model itself, an nn\.Module, not a generator\.$"):
+        AveragedWeights(parameters)
 
 
 def test_a_model_that_has_grown_since_is_refused() -> None:
@@ -457,6 +471,25 @@ def test_a_resumed_average_with_other_times_goes_on_at_them(start: float, every:
     assert after.count == 41 + len(expected) + (every == 0)
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_state_stays_as_it_was_when_it_was_taken(inside: bool) -> None:
+    model = nn.BatchNorm1d(1)
+    options = {"every": 0.0, "inside": inside}
+    average, other = AveragedWeights(model, **options), AveragedWeights(model, **options)
+    for step, value in enumerate((1.0, 2.0, 6.0, 9.0)):
+        model.weight.data.fill_(value)
+        model.running_mean.fill_(value)
+        average.update(step)
+        if step == 1:
+            average.module  # noqa: B018  (brings buffers up to date)
+            kept = average.state_dict()
+    assert kept["buffers"]["running_mean"].tolist() == [2.0]
+    other.load_state_dict(kept)
+    assert (other.count, float(other.module.weight), float(average.module.weight)) == (2, 1.5, 4.5)
+    other.update(2)
+    assert float(other.module.weight) == pytest.approx((1 + 2 + 9) / 3)
+
+
 def test_state_of_another_model_is_refused() -> None:
     average = AveragedWeights(network())
     with pytest.raises(ValueError, match=r"the state is of another model: parameters .*conv"):
@@ -630,6 +663,11 @@ def test_the_state_of_an_average_inside_a_step_goes_round() -> None:
     third.load_state_dict(plain)
     assert third.count == 9
     assert float(third.state_dict()["inside"]["taken"]) == 9
+
+
+def test_taking_is_for_an_average_inside_a_step() -> None:
+    with pytest.raises(ValueError, match=r"take is for AveragedWeights\(…, every=0, inside=True\); call update"):
+        AveragedWeights(nn.Linear(2, 1)).take()
 
 
 def test_an_average_inside_a_step_takes_every_step() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib
 import json
 from collections.abc import Iterator
@@ -22,7 +23,9 @@ from fastswa.data.images import Dataset, ImageSet
 from fastswa.floor import convolutions, passes
 from fastswa.layers import build_config, recipe_layer
 from fastswa.models import build
+from fastswa.models.convolution import Weights
 from fastswa.training.device import choose_compute
+from fastswa.training.setup import prepare
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -74,14 +77,37 @@ def test_full_size_is_64_and_448() -> None:
         assert (config.model.name, config.batch.labelled, passes(config)) == (model, 64, (448, 512))
 
 
+# Of `config_of(width=4)` at 8x8: inputs, outputs and places of each 3x3 convolution, and the linear head.
+LAYERS = [(3, 4, 64), (4, 8, 64), (8, 8, 16), (8, 8, 16), (8, 16, 16), (16, 32, 4), (32, 32, 1), (32, 32, 1)]
+FLOP_OF_AN_IMAGE = sum(2 * 9 * inputs * outputs * places for inputs, outputs, places in LAYERS) + 2 * 32 * 10
+
+
 def test_flop_count_a_pass_without_gradient_once_and_one_with_it_three_times() -> None:
     """Of the convolutions at 8x8 with width 4, counted by hand, and the linear head."""
     config = config_of(width=4)
     calls, flops = convolutions(config, images(), choose_compute(config.device))
-    layers = [(3, 4, 64), (4, 8, 64), (8, 8, 16), (8, 8, 16), (8, 16, 16), (16, 32, 4), (32, 32, 1), (32, 32, 1)]
-    image = sum(2 * 9 * inputs * outputs * places for inputs, outputs, places in layers) + 2 * 32 * 10
-    assert flops == pytest.approx(image * (14 + 3 * 16))
+    assert flops == pytest.approx(FLOP_OF_AN_IMAGE * (14 + 3 * 16))
     assert [call[0][0] for call in calls] == [16] * 8
+
+
+def test_flop_leave_out_the_channels_that_a_gpu_fills_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's device for shapes alone stands for a GPU: the first layer's channels are filled up there."""
+    config = config_of(width=4)
+    cpu = choose_compute(config.device)
+    convolve = Weights.convolve
+
+    def as_on_a_gpu(self: Weights, layer: torch.nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
+        if x.is_meta and x.shape[1] < 8:
+            missing = (0, 0, 0, 0, 0, 8 - x.shape[1])
+            x, weight = torch.nn.functional.pad(x, missing), torch.nn.functional.pad(self.of[layer], missing)
+            return torch.conv2d(x, weight, None, layer.stride, layer.padding)  # type: ignore[arg-type]
+        return convolve(self, layer, x)
+
+    monkeypatch.setattr(Weights, "convolve", as_on_a_gpu)
+    monkeypatch.setattr("fastswa.floor.prepare", lambda config, dataset, _: prepare(config, dataset, cpu))
+    calls, flops = convolutions(config, images(), dataclasses.replace(cpu, device=torch.device("meta")))
+    assert [call[1][1] for call in calls[:2]] == [8, 8]
+    assert flops == pytest.approx(FLOP_OF_AN_IMAGE * (14 + 3 * 16))
 
 
 @pytest.mark.parametrize("model", ["resnet9", "wrn-28-2", "small", "cnn13"])
@@ -284,7 +310,10 @@ def test_only_the_digits_network_where_there_is_no_gpu(command: Command, monkeyp
         (("--seconds", "inf"), "--seconds: 'inf' is not a number above zero."),
         (("--batch", "1.5"), "--batch: '1.5' is not a whole number."),
         (("--batch", "0"), "--batch: '0' is not a number above zero."),
-        (("--workers", "-1"), "--workers: '-1' is not a number above zero."),
+        (("--workers", "-1"), "--workers: '-1' is not a number that is zero or more."),
+        (("--workers", "few"), "--workers: 'few' is not a number that is zero or more."),
+        (("--workers", "nan"), "--workers: 'nan' is not a number that is zero or more."),
+        (("--workers", "0.5"), "--workers: '0.5' is not a whole number."),
     ],
 )
 def test_misuse_is_one_sentence(command: Command, words: tuple[str, ...], sentence: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -163,6 +165,21 @@ def test_few_images_and_no_temperature_are_said(
         "guessing; the temperature stays at 1.\n"
     )
     assert fastswa.load(held_out).facts.temperature == 1.0
+
+
+def test_a_run_that_cannot_be_written_is_one_sentence(
+    held_out: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(source: object, target: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(target))
+
+    before = models(held_out)
+    monkeypatch.setattr(os, "replace", read_only)
+    for words in ((), ("--reset",)):
+        answer = command("calibrate", held_out, *words)
+        assert (answer.code, answer.out) == (1, "")
+        assert answer.err == f"fastswa: cannot write {held_out}/models/ema.safetensors: Read-only file system.\n"
+    assert_identical(models(held_out), before)
 
 
 def test_runs_that_cannot_be_calibrated(finished: Path, command: Command, tmp_path: Path) -> None:

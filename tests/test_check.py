@@ -115,6 +115,19 @@ def test_duplicates_within_and_across() -> None:
     assert found.examples[0] == ["train image 0", "train image 1"]  # the worst first
 
 
+def test_copies_without_a_label_stand_in_no_class() -> None:
+    """Of each picture one is a cat, one a dog, and one unlabelled; another is a cat in training and a dog in test."""
+    train = np.zeros((37, 1, 2, 2), np.uint8)
+    train[:, 0, 0, 0] = [*np.tile(np.arange(12), 3), 12]
+    labels = np.array([*np.repeat([0, 1, -1], 12), 0])
+    test = np.full((1, 1, 2, 2), 0, np.uint8)
+    test[0, 0, 0, 0] = 12
+    found = find_duplicates(
+        Dataset(ImageSet(train, labels, ("cat", "dog")), ImageSet(test, np.array([1]), ("cat", "dog")))
+    )
+    assert found.contradictions == 24 + 2
+
+
 def test_leaks_into_test_are_told(tmp_path: Path) -> None:
     folder(tmp_path)
     put(tmp_path / "test" / "a" / "leak.png", 1)  # the same pixels as a labelled image

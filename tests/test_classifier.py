@@ -246,10 +246,34 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "unknown setting method.wieght; did you mean weight",
     ),
     "no effect": (lambda: Classifier("pi", settings={"method": {"xi": 1}}).fit(X3, Y), "method.xi has no effect"),
-    "both lengths": (lambda: Classifier(minutes=1, epochs=2).fit(X3, Y), "both say how long to train"),
-    "epochs twice": (lambda: Classifier(epochs=2, settings={"schedule": {"epochs": 3}}).fit(X3, Y), "give one of them"),
-    "no minutes": (lambda: Classifier(minutes=0).fit(X3, Y), "minutes must be above zero, not 0"),
-    "epochs": (lambda: Classifier(epochs=-1).fit(np.eye(6), Y), "schedule.epochs"),
+    "both lengths": (
+        lambda: Classifier(minutes=1, epochs=2).fit(X3, Y),
+        "^minutes and epochs both say how long to train",
+    ),
+    "epochs twice": (
+        lambda: Classifier(epochs=2, settings={"schedule": {"epochs": 3}}).fit(X3, Y),
+        r"^epochs and settings: schedule\.epochs both say how long to train; give one of them\.$",
+    ),
+    "minutes and epochs": (
+        lambda: Classifier(minutes=2, settings={"schedule": {"epochs": 3}}).fit(X3, Y),
+        r"^minutes and settings: schedule\.epochs both say",
+    ),
+    "minutes and steps": (
+        lambda: Classifier(minutes=2, settings={"batch": {"steps": 3}}).fit(X3, Y),
+        r"^minutes and settings: batch\.steps both say how long to train; give one of them\.$",
+    ),
+    "no minutes": (lambda: Classifier(minutes=0).fit(X3, Y), r"^minutes must be a number above zero, not 0\.$"),
+    "endless": (lambda: Classifier(minutes=float("inf")).fit(X3, Y), r"^minutes must be a number above zero, not inf"),
+    "epochs": (
+        lambda: Classifier(epochs=-1).fit(np.eye(6), Y),
+        r"^epochs must be a whole number above zero, not -1\.$",
+    ),
+    "no epochs": (lambda: Classifier(epochs=0).fit(np.eye(6), Y), r"^epochs must be a whole number above zero, not 0"),
+    "part of one": (lambda: Classifier(epochs=1.5).fit(np.eye(6), Y), "^epochs must be a whole number above zero"),  # type: ignore[arg-type]
+    "no epochs set": (
+        lambda: Classifier(settings={"schedule": {"epochs": 0}}).fit(X3, Y),
+        r"^settings: schedule\.epochs must be above zero, not 0\.$",
+    ),
 }
 
 
@@ -348,5 +372,6 @@ def test_without_scikit_learn_one_sentence_names_the_extra() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout == (
-        "fastswa.Classifier needs scikit-learn 1.6 or newer; install it with `pip install 'fastswa[sklearn]'`.\n"
+        "fastswa.Classifier needs scikit-learn 1.6 or newer; "
+        "`pip install '.[sklearn]'` in fastswa's folder brings it.\n"
     )

@@ -57,8 +57,15 @@ WRONG = {
         "there is no data source 'cifar11' (known: digits, cifar10, cifar100, stl10, mnist, usps), "
         "nor a folder, manifest or .npz file of that name here; did you mean 'cifar10'?"
     ),
+    f"{TRAIN} --data.source=": "data.source is empty; name a data set, a folder, a manifest or an .npz file.",
+    f"{TRAIN} --data.source fotos": (
+        "fotos: there is no such folder or file, neither here nor under data (data.root), nor a data source of that "
+        "name (known: digits, cifar10, cifar100, stl10, mnist, usps); run the command where the path begins, or set "
+        "data.root to that folder."
+    ),
     f"{TRAIN} --epcohs 3": "unknown setting --epcohs; did you mean epochs?",
     f"{TRAIN} --averaging.swa.evry 3": "unknown setting --averaging.swa.evry; did you mean averaging.NAME.every?",
+    f"{TRAIN} --epochs 0": "schedule.epochs 0 would train nothing; name an epoch to train to.",
     f"{TRAIN} --epochs three": "schedule.epochs: 'three' is not a whole number.",
     f"{TRAIN} --epochs 1.5": "schedule.epochs: '1.5' is not a whole number.",
     f"{TRAIN} --optimiser.lr fast": "optimiser.lr: 'fast' is not a number.",
@@ -126,6 +133,10 @@ WRONG = {
     "evaluate a b": "name one run folder, not 2.",
     "train digits-pi --seeds one": "--seeds: 'one' is not a list of whole numbers, such as 10,11,12.",
     "evaluate none": "none holds no run: there is no config.toml in it.",
+    "evaluate whole.npz": (
+        "whole.npz is a file, and evaluate takes run folders; a model file is for `fastswa predict whole.npz IMAGES` "
+        "or `fastswa export whole.npz`."
+    ),
     "evaluate taken": "taken holds no models yet; finish it with `fastswa resume taken`.",
     "evaluate taken --devcie cpu": "unknown option --devcie for evaluate; did you mean --device?",
     "recipes digits-py": "unknown recipe 'digits-py'; did you mean digits-pi?",
@@ -163,6 +174,59 @@ def test_a_wrong_request_is_one_sentence(words: str, place: Path, command: Comma
     before = sorted(place.rglob("*"))
     assert command(*words.split()) == (2, "", f"fastswa: {WRONG[words]}\n")
     assert sorted(place.rglob("*")) == before
+
+
+# What is said of a folder when it is made, a command that only shows says otherwise.
+SHOWN = [words for words in WRONG if words.startswith(TRAIN) and "text.toml" not in words]
+
+
+@pytest.mark.parametrize("words", SHOWN)
+def test_what_training_would_refuse_is_not_shown(words: str, place: Path, command: Command) -> None:
+    before = sorted(place.rglob("*"))
+    assert command(*words.split(), "--print-config") == (2, "", f"fastswa: {WRONG[words]}\n")
+    assert sorted(place.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--method mean_teacher", "unknown method 'mean_teacher'; did you mean mean-teacher?"),
+        ("--model cnn31", "unknown model 'cnn31'; did you mean cnn13?"),
+        ("--model.padded true", None),
+        ("--model shake-shake-26-2x96d --model.padded true", "model.padded has no effect on the model "),
+        ("--device gpu", WRONG[f"{TRAIN} --device gpu"]),
+        ("--seeds a", "--seeds: 'a' is not a list of whole numbers, such as 10,11,12."),
+        ("--seeds 1,2 --seed 3", "--seeds names the seeds that are trained; leave out --seed."),
+        ("--minutes 0", "--minutes: '0' is not a number above zero."),
+        ("--minutes 1 --epochs 3", "--minutes and schedule.epochs both say how long to train; give one of them."),
+        ("--minutes 1 --from taken", "--minutes is for new runs; say with schedule.epochs how far a fork goes."),
+        ("--from none", "none holds no run: there is no config.toml in it."),
+        ("--from taken", "taken has no whole checkpoint."),
+        ("--start.weights none", "there is no model file none."),
+        ("--stop-after 0", "--stop-after: '0' is not a number above zero."),
+        ("--analyze none", "unknown study 'none'; "),
+        ("--out taken", WRONG[f"{TRAIN} --out taken"]),
+        ("--out text.toml/run", "cannot write into text.toml/run: text.toml is no folder."),
+    ],
+)
+def test_a_recipe_whose_images_are_not_there_is_refused_as_far_as_that_goes(
+    words: str, sentence: str | None, place: Path, command: Command
+) -> None:
+    answer = command("train", "cifar10-cnn-mean-teacher-4k", *words.split(), "--print-config")
+    assert answer.code == (0 if sentence is None else 2), answer
+    assert answer.err.startswith(f"fastswa: {sentence}" if sentence else "")
+    assert answer.err.count("\n") == (sentence is not None)
+
+
+def test_what_is_shown_is_the_first_seed_without_a_length_that_is_measured(place: Path, command: Command) -> None:
+    answer = command("train", "digits-pi", "--seeds", "4,5", "--minutes", "2", "--print-config")
+    assert answer.code == 0
+    shown = build_config(tomllib.loads(answer.out))
+    assert (shown.seed, shown.schedule) == (4, build_config(recipe_layer("digits-pi")).schedule)
+    assert answer.err == (
+        "fastswa: --minutes: how long to train is measured when training starts; the epochs and steps shown are "
+        "without it.\nfastswa: --seeds: this is seed 4; the others differ from it in their seeds alone.\n"
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -460,7 +524,7 @@ def test_a_closed_standard_output_is_no_failure() -> None:
 def test_runs_get_a_folder_of_their_own(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in ("digits-mean-teacher-seed-3", "digits-mean-teacher-seed-3-2"):
-        answer = command(*TRAIN.split(), *FLAGS, "--epochs", "0")
+        answer = command(*TRAIN.split(), *FLAGS, "--epochs", "1", "--schedule.length", "1")
         done = f"runs/{folder}: done; the model to use is runs/{folder}/model.safetensors\n"
         assert answer.out == f"{done}runs/{folder}: the report is runs/{folder}/report.html\n"
         assert (tmp_path / "runs" / folder / "config.toml").is_file()

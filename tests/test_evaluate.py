@@ -110,6 +110,23 @@ def test_validation_images_are_measured_apart(tmp_path: Path, command: Command) 
         assert values["error"] == last["validation_error"][name]
 
 
+def test_images_of_a_run_that_lie_elsewhere_are_named(
+    finished: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of one's own without a slash in its name is no misspelt data set."""
+    shutil.copytree(finished, tmp_path / "run")
+    settings = (tmp_path / "run" / "config.toml").read_text("utf-8")
+    (tmp_path / "run" / "config.toml").write_text(settings.replace('"digits"', '"fotos"'), "utf-8")
+    monkeypatch.chdir(tmp_path)
+    answer = command("evaluate", "run")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err == (
+        "fastswa: fotos: there is no such folder or file, neither here nor under data (data.root), nor a data source "
+        "of that name (known: digits, cifar10, cifar100, stl10, mnist, usps); run the command where the path begins, "
+        "or set data.root to that folder.\n"
+    )
+
+
 def test_a_garbled_model_is_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(tiny({"schedule": {"epochs": 1}}), run)

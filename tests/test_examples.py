@@ -74,12 +74,25 @@ def pictures(folder: Path) -> None:
         image.save(folder / (f"{number:02}.jpg" if kind == "CMYK" else f"{number:02}.png"))
 
 
+def scatter(folder: Path) -> None:
+    """Some pictures into folders that sort before, between and after files; beside them what `predict` passes over."""
+    for number, name in enumerate(("00", "05-more", "zz/inner", "zz", "12.png.d")):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / f"{number:02}.png").rename(folder / name / f"{number:02}.png")
+    (folder / "05.png").rename(folder / "05.PNG")
+    (folder / "zz" / "again").symlink_to(folder, target_is_directory=True)
+    (folder / ".hidden").mkdir()
+    for hidden in ("._06.png", ".hidden/06.png"):
+        (folder / hidden).write_bytes(b"nothing")
+
+
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_an_exported_model_says_alone_what_fastswa_says(
     layout: str, finished: Path, command: Command, tmp_path: Path
 ) -> None:
     pytest.importorskip("onnxruntime")
     pictures(tmp_path / "images")
+    scatter(tmp_path / "images")
     (tmp_path / "images" / "damaged.png").write_bytes(b"nothing")
     assert command("export", finished, "--layout", layout, "--out", tmp_path / "model.onnx").code == 0
     words = [sys.executable, str(EXAMPLES / "run_onnx.py"), str(tmp_path / "model.onnx"), str(tmp_path / "images")]
@@ -93,6 +106,19 @@ def test_an_exported_model_says_alone_what_fastswa_says(
     assert len(ours) == 40
     assert [row[:2] for row in alone] == [row[:2] for row in ours]
     assert [float(row[2]) for row in alone] == pytest.approx([float(row[2]) for row in ours], abs=1e-5)
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(finished: Path, command: Command, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pictures(tmp_path / "images")
+    assert command("export", finished, "--out", tmp_path / "model.onnx").code == 0
+    words = [sys.executable, str(EXAMPLES / "run_onnx.py"), str(tmp_path / "model.onnx"), str(tmp_path / "images")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        program.stdout.close()
+        assert program.stderr.read() == b""
+    assert program.returncode == 1
 
 
 # Lightning warns of few workers, of loggers that are not there, and uses what torch has deprecated.

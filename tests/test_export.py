@@ -207,6 +207,8 @@ def test_feature_vectors(tmp_path: Path) -> None:
     write_export(model, tmp_path / "a.onnx", "onnx", features)
     probabilities = in_onnxruntime(tmp_path / "a.onnx")(features)[1]
     np.testing.assert_allclose(probabilities, model.predict(features).probabilities, atol=1e-5)
+    with pytest.raises(fastswa.RequestError, match=r"^called, the model takes a tensor of numbers of shape \(N, 4\), "):
+        model(torch.from_numpy(features)[:, :3])
 
 
 def test_folding_needs_no_weight_norm() -> None:
@@ -296,7 +298,8 @@ def test_without_the_extra_one_sentence_names_it(
     answer = command("export", finished, "--out", tmp_path / "a.onnx")
     assert answer.code == 2
     assert answer.err == (
-        "fastswa: onnx needs onnx and onnxscript and onnxruntime: `pip install fastswa[onnx]` brings what is missing.\n"
+        "fastswa: onnx needs onnx and onnxscript and onnxruntime: "
+        "`pip install '.[onnx]'` in fastswa's folder brings what is missing.\n"
     )
     assert list(tmp_path.iterdir()) == []
     assert command("export", finished, "--out", tmp_path / "a.safetensors", "--format", "safetensors").code == 0

@@ -398,6 +398,16 @@ def test_rows_come_in_the_order_asked_for(home: Path) -> None:
     ]
 
 
+def test_a_sweep_without_any_result_says_so(home: Path, command: Command) -> None:
+    words = ("sweep", "cifar10-cnn", "--methods", "pi", "--labels", "1000", "--dry-run")
+    for options, name in (((), "results"), (("--results", "resluts"), "resluts")):
+        sentence = f"there is no folder {name} here, so that nothing counts as measured; --results FOLDER names one."
+        answer = command(*words, *options)
+        assert (answer.code, answer.err) == (0, f"fastswa: {sentence}\n")
+    (home / "results").mkdir()
+    assert command(*words).err == ""
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -15,7 +15,7 @@ from fastswa.layers import build_config, merge, recipe_layer
 from fastswa.training.device import choose_compute
 from fastswa.training.folder import RunFolder
 from fastswa.training.loop import Trainer
-from fastswa.training.run import RunResult, _trainer, resume, train_new
+from fastswa.training.run import RunResult, resume, train_new, trainer_of
 from fastswa.training.setup import load_data, with_data_defaults
 
 EPOCHS, STEPS = 4, 3  # twelve steps in all
@@ -110,7 +110,7 @@ def make_trainer(config: Config, out: Path) -> Trainer:
     """A trainer at step 0 that has written nothing yet."""
     dataset = load_data(config)
     config = with_data_defaults(config, dataset)
-    return _trainer(config, dataset, choose_compute(config.device), RunFolder(out))
+    return trainer_of(config, dataset, choose_compute(config.device), RunFolder(out))
 
 
 def checkpoints(run: Path) -> list[int]:

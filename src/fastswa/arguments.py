@@ -75,22 +75,24 @@ class Arguments:
             raise RequestError(f"name one {what}, not {len(self.targets)}.")
         return self.targets[0]
 
-    def number(self, option: str, default: float) -> float:
-        """A number above zero given with an option."""
+    def number(self, option: str, default: float, zero: bool = False) -> float:
+        """A number given with an option: above zero, or with `zero` that too."""
         text = self.options.get(option)
+        if text is None:
+            return default
         try:
-            value = default if text is None else float(text)
+            value = float(text)
         except ValueError:
-            value = 0.0
-        if not value > 0 or (text is not None and math.isinf(value)):
-            raise RequestError(f"{option}: '{text}' is not a number above zero.")
+            value = math.nan
+        if not (0 <= value < math.inf and (zero or value)):
+            raise RequestError(
+                f"{option}: '{text}' is not a number {'that is zero or more' if zero else 'above zero'}."
+            )
         return value
 
-    def whole(self, option: str, default: int, least: int = 1) -> int:
-        """A whole number given with an option, above zero unless zero is the least."""
-        if least == 0 and self.options.get(option) == "0":
-            return 0
-        value = float(self.number(option, default))
+    def whole(self, option: str, default: int, zero: bool = False) -> int:
+        """A whole number given with an option: above zero, or with `zero` that too."""
+        value = float(self.number(option, default, zero))
         if not value.is_integer():
             raise RequestError(f"{option}: '{self.options[option]}' is not a whole number.")
         return int(value)

@@ -74,8 +74,13 @@ class AveragedWeights:
         decay: float | None = None,
         inside: bool = False,
     ) -> None:
-        if math.isnan(start):
-            raise ValueError("start must be an epoch, not NaN.")
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"AveragedWeights takes the model itself, an nn.Module, not a {type(model).__name__}.")
+        for name, value in (("start", start), ("every", every), ("decay", 0.0 if decay is None else decay)):
+            if isinstance(value, str) or not hasattr(value, "__float__"):
+                raise TypeError(f"{name} must be a number, not {value!r}.")
+        if not start >= 0:
+            raise ValueError(f"start must be an epoch, 0 or later, not {start}.")
         if not every >= 0 or (decay is not None and not 0 <= decay < 1):
             raise ValueError(f"every must be at least 0 and decay in [0, 1), not {every} and {decay}.")
         if inside and every > 0:
@@ -203,6 +208,8 @@ class AveragedWeights:
         mean += (weights - mean) / n, where the true mean is `mean + lost`: `lost` is what was too small for the last
         digit of `mean`, and comes back when there is enough of it.
         """
+        if not self.inside:
+            raise ValueError("take is for AveragedWeights(…, every=0, inside=True); call update(epoch) instead.")
         parameters: list[Tensor] = list(self._source.parameters())
         # Compiled code fuses the operations below itself, and cannot look up addresses.
         if not torch.compiler.is_compiling() and self.at_once:
@@ -241,13 +248,17 @@ class AveragedWeights:
         refresh_batch_norm(self.module, batches, forward)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resume needs, under the plain model's names."""
+        """Everything a resume needs, under the plain model's names; copies, which later updates leave alone."""
+        parts = {
+            part: {name: tensor.detach().clone() for name, tensor in tensors.items()}
+            for part, tensors in self.tensors().items()
+        }
+        return {"count": self.count, "last_due": self.last_due, "start": self.start, "every": self.every, **parts}
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """The tensors of `state_dict` themselves, which change with each update."""
         names = [canonical(name) for name, _ in self._module.named_parameters()]
         return {
-            "count": self.count,
-            "last_due": self.last_due,
-            "start": self.start,
-            "every": self.every,
             "parameters": dict(zip(names, self._means, strict=True)),
             "buffers": {canonical(name): buffer for name, buffer in self._module.named_buffers()},
             "inside": self._inside(names),
@@ -261,7 +272,7 @@ class AveragedWeights:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state. An average with another `start` or `every` goes on at its own times."""
-        own = self.state_dict()
+        own = self.tensors()
         missing = [name for name in ("count", "last_due", "parameters", "buffers") if name not in state]
         if missing:
             raise ValueError(f"this is not the state of an average: it has no {', '.join(missing)}.")

@@ -40,7 +40,7 @@ class Duplicates:
     """Images that are the same, pixel by pixel, once prepared.
 
     `within` counts the copies beyond the first in each part; `across` the images of the second part that the first
-    also holds; `contradictions` the images that stand in more than one class; `examples` names some.
+    also holds; `contradictions` the images with a label of which a copy has another; `examples` names some.
     """
 
     within: dict[str, int]
@@ -171,7 +171,7 @@ def find_duplicates(dataset: Dataset) -> Duplicates:
         across={
             f"{PARTS[a]} and {PARTS[b]}": int(holds[holds[:, a] > 0, b].sum()) for a, b in combinations(range(3), 2)
         },
-        contradictions=int(sizes[torn].sum()),
+        contradictions=int(holds[torn][:, [0, 2]].sum()),
         examples=[
             [_name(dataset, int(row)) for row in np.flatnonzero(group == number)[:4]]
             for number in several[ranks[:_EXAMPLES]]

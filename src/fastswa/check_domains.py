@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fastswa.check import Verdict, sizes_of
 from fastswa.data.cache import as_dataset, prepare, refusal
-from fastswa.data.domains import Matching, Target, load_target, match_domains, pair_domains, shared_images
+from fastswa.data.domains import Matching, Target, load_target, match_domains, pair_domains, same_place, shared_images
 from fastswa.data.fit import shape_text
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
 from fastswa.data.plan import Options, Plan, Shape
@@ -151,7 +151,9 @@ def _notes(dataset: Dataset, second: Target, duplicates: Mapping[str, int]) -> I
         yield f"{domains.target} names no class: all of the source's are taken to be in it."
     if dataset.test is None:
         yield "the target has no labelled test images: errors are measured on the source's alone."
-    if copies := duplicates["target and source"]:
+    if same_place(domains.source, domains.target):
+        yield "the target is the source; name the images of another domain."
+    elif copies := duplicates["target and source"]:
         same = ": the two are one domain" if copies == len(domains.images) else ""
         yield f"{copies:,} of the target's {len(domains.images):,} images are, pixel by pixel, the source's too{same}."
     if leaked := duplicates["target test and source"]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from numbers import Integral
+from collections.abc import Collection, Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from fastswa.config import Config
 from fastswa.data.features import FeatureSet, feature_dataset
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
 from fastswa.defaults import own_data_defaults
-from fastswa.errors import RequestError, RunError
+from fastswa.errors import RequestError, RunError, installing
 from fastswa.layers import AVERAGES, build_config, flatten, merge
 from fastswa.methods import method_class, refuse_unused
 from fastswa.modelfile import model_bytes, model_of_bytes, save_model
-from fastswa.training.budget import Budget
+from fastswa.training.budget import DECIDED, Budget
 from fastswa.training.device import choose_compute
 from fastswa.training.memory import train_in_memory
 
@@ -32,7 +32,7 @@ try:
     from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 except ImportError as error:
     raise RequestError(
-        "fastswa.Classifier needs scikit-learn 1.6 or newer; install it with `pip install 'fastswa[sklearn]'`."
+        f"fastswa.Classifier needs scikit-learn 1.6 or newer; {installing('sklearn')} brings it."
     ) from error
 
 _LARGEST_SEED = 2**31 - 1
@@ -106,13 +106,10 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     def _config(self, dataset: Dataset) -> Config:
         given = self.settings or {}
-        if self.minutes is not None and not self.minutes > 0:
-            raise ValueError(f"minutes must be above zero, not {self.minutes}.")
+        self._refuse_length(flatten(given))
         for name in flatten(given):
             if name.partition(".")[0] in _IDLE:
                 raise ValueError(f"settings: {name} has no effect on rows in memory; leave it out.")
-        if self.epochs is not None and "epochs" in given.get("schedule", {}):
-            raise ValueError("epochs and settings['schedule']['epochs'] both say how long to train; give one of them.")
         features = isinstance(dataset.train, FeatureSet)
         method = self.method or ("mean-teacher" if features else None)
         if method is not None:
@@ -129,9 +126,24 @@ class Classifier(ClassifierMixin, BaseEstimator):
             {} if self.model is None else {"model": {"name": self.model}},
             merge(given, {"seed": self._seed()}),
         )
+        if config.schedule.epochs < 1:
+            raise ValueError("settings: schedule.epochs must be above zero, not 0.")
         if features:
             return config
         return own_data_defaults(config, dataset, gpu=choose_compute(config.device).device.type == "cuda")
+
+    def _refuse_length(self, given: Collection[str]) -> None:
+        """ValueError where the length is no number above zero, or is said twice, `given` settings included."""
+        epochs, minutes = self.epochs, self.minutes
+        if epochs is not None and not (isinstance(epochs, Integral) and epochs > 0):
+            raise ValueError(f"epochs must be a whole number above zero, not {epochs!r}.")
+        if minutes is not None and not (isinstance(minutes, Real) and 0 < minutes < math.inf):
+            raise ValueError(f"minutes must be a number above zero, not {minutes!r}.")
+        twice = DECIDED if minutes is not None else ("schedule.epochs",)
+        said = [name for name, length in (("minutes", minutes), ("epochs", epochs)) if length is not None]
+        said += [f"settings: {name}" for name in given if name in twice]
+        if len(said) > 1:
+            raise ValueError(f"{said[0]} and {said[1]} both say how long to train; give one of them.")
 
     def predict(self, X: Any) -> np.ndarray:
         """(N,) the likeliest label of each row."""

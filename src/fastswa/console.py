@@ -132,9 +132,9 @@ class ConsoleWatcher:
         elif finished and len(results) == 1:
             print(f"{path}: done; the model to use is {results[0].path / 'model.safetensors'}")
         elif finished:
-            summary = path / "summary.json"
-            seeds = len(json.loads(summary.read_text("utf-8"))["runs"])
-            print(f"{path}: done; mean and std over {seeds} seeds are in {summary}")
+            found = json.loads((path / "summary.json").read_text("utf-8"))
+            kind = "done" if found["finished"] else "trained, to different epochs"
+            print(f"{path}: {kind}; mean and std over {len(found['runs'])} seeds are in {path / 'summary.json'}")
         if report is not None and not as_json:
             print(f"{path}: the report is {report}")
         if not finished:

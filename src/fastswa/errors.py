@@ -15,3 +15,8 @@ class RequestError(FastswaError):
 
 class RunError(FastswaError):
     """The request was fine, but the run failed; what it had saved is kept (exit code 1)."""
+
+
+def installing(extra: str) -> str:
+    """How to get what an extra of the package brings: no index has the package itself."""
+    return f"`pip install '.[{extra}]'` in fastswa's folder"

@@ -24,10 +24,10 @@ from fastswa.averaging import canonical, unwrap
 from fastswa.data.augment import Augment
 from fastswa.data.decode import RULES, read_array, read_image, read_picture
 from fastswa.data.features import standardised
-from fastswa.errors import RequestError
+from fastswa.errors import RequestError, RunError
 from fastswa.evaluate import evaluating
 from fastswa.registry import nearest
-from fastswa.whole import replacing
+from fastswa.whole import reason, replacing
 
 # One image in any form that `TrainedModel.predict` takes.
 Picture = np.ndarray | Tensor | Image.Image | str | os.PathLike[str]
@@ -104,7 +104,10 @@ def plain_tensors(network: nn.Module) -> dict[str, Tensor]:
 def save_temperature(path: Path, temperature: float) -> None:
     """Have a model file's logits divided by `temperature`."""
     facts, tensors = _read(path)
-    _write(path, tensors, replace(facts, temperature=temperature))
+    try:
+        _write(path, tensors, replace(facts, temperature=temperature))
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {reason(error)}.") from error
 
 
 def _write(path: Path, tensors: dict[str, Tensor], facts: ModelFacts) -> None:
@@ -214,7 +217,11 @@ class TrainedModel(nn.Module):
         return max(1, min(1000, (1 << 20) // (height * width)))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """(N, C, H, W) uint8, or (N, F) features where the network takes those, to logits (N, classes)."""
+        """(N, C, H, W) uint8, or (N, F) features where the network takes those, to logits (N, classes).
+
+        Images of another type are refused, floats from 0 to 1 above all: normalisation is the model's own part.
+        """
+        self._refuse_other(pixels)
         if self.facts.features:
             inputs = standardised(pixels, self.facts.mean, self.facts.std)
         else:
@@ -223,6 +230,21 @@ class TrainedModel(nn.Module):
             inputs = augment.plain(pixels.permute(0, 2, 3, 1))
         logits: Tensor = self.network(inputs).logits
         return logits if self.facts.temperature == 1.0 else logits / self.facts.temperature
+
+    def _refuse_other(self, pixels: Tensor) -> None:
+        """RequestError for what cannot be meant, told by type and shape alone, so that tracing never reads a value."""
+        channels, features = self.facts.shape[0], self.facts.features
+        if isinstance(pixels, Tensor):
+            fits = pixels.ndim == (2 if features else 4) and pixels.shape[1] == channels
+            if fits and (not pixels.is_complex() if features else pixels.dtype == torch.uint8):
+                return
+            given = f"{pixels.dtype} of shape {tuple(pixels.shape)}"
+        else:
+            given = type(pixels).__name__
+        takes = f"numbers of shape (N, {channels})"
+        if not features:
+            takes = f"uint8 images (0 to 255, not normalised) of shape (N, {channels}, H, W)"
+        raise RequestError(f"called, the model takes a tensor of {takes}, not {given}; `predict` takes arrays too.")
 
     def logits(self, pixels: Tensor, batch: int | None = None) -> np.ndarray:
         """(N, classes) float32 for what `forward` takes, some at a time."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fastswa.data.augment import LEAST_VARIANCE, Augment, each_standardised
 from fastswa.data.features import FARTHEST
-from fastswa.errors import RequestError, RunError
+from fastswa.errors import RequestError, RunError, installing
 from fastswa.modelfile import ModelFacts, TrainedModel, folded, load_model, save_model, softmax
 
 Runner = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -101,7 +101,7 @@ def refuse_missing(form: str) -> None:
     """RequestError where a format needs a package that is not installed."""
     missing = [name for name in NEEDED.get(form, ()) if find_spec(name) is None]
     if missing:
-        raise RequestError(f"{form} needs {' and '.join(missing)}: `pip install fastswa[onnx]` brings what is missing.")
+        raise RequestError(f"{form} needs {' and '.join(missing)}: {installing('onnx')} brings what is missing.")
 
 
 def _write_onnx(model: TrainedModel, file: Path, layout: str) -> Runner:

@@ -36,7 +36,8 @@ class CyclicCosine:
     """The cyclic cosine on an optimiser of one's own; each parameter group keeps its own base rate.
 
     Until epoch `length` the rate falls along a cosine that would reach zero at `period` (none given: at `length`); then
-    the last `cycle` epochs repeat for ever, or with `cycle` 0 the rate stays as it is.
+    the last `cycle` epochs repeat for ever, or with `cycle` 0 the rate stays as it is. It is no LRScheduler of torch's:
+    call `step` yourself, rather than through a SequentialLR.
 
     >>> schedule = CyclicCosine(optimizer, length=180, period=210, cycle=30)
     >>> schedule.step(epoch + batch / batches_per_epoch)  # before each optimiser step

@@ -32,8 +32,9 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, near: str, tmp_
 
 def test_a_name_like_none_of_them_is_answered_with_all(tmp_path: Path) -> None:
     known = "digits, cifar10, cifar100, stl10, mnist, usps"
-    own = r"nor a folder, manifest or \.npz file of that name here\.$"
-    with pytest.raises(RequestError, match=rf"known: {known}\), {own}"):
+    nowhere = rf"^imagenet: there is no such folder or file, neither here nor under {tmp_path} \(data\.root\), "
+    ending = r"; run the command where the path begins, or set data\.root to that folder\.$"
+    with pytest.raises(RequestError, match=rf"{nowhere}nor a data source of that name \(known: {known}\){ending}"):
         load("imagenet", tmp_path)
 
 

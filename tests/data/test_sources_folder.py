@@ -163,7 +163,8 @@ def test_no_such_folder(tmp_path: Path) -> None:
     with pytest.raises(RequestError) as info:
         load("mine/images", tmp_path)
     assert str(info.value) == (
-        f"mine/images: there is no such folder or file, neither here nor under {tmp_path} (data.root)."
+        f"mine/images: there is no such folder or file, neither here nor under {tmp_path} (data.root); "
+        "run the command where the path begins, or set data.root to that folder."
     )
     with pytest.raises(RequestError, match=r"/gone: there is no such folder or file\.$"):
         load(str(tmp_path / "gone"), tmp_path)

@@ -84,6 +84,17 @@ def test_labels_may_be_numbers_of_any_kind(place: Path) -> None:
         assert [label for _, label in rows(files)] == [0, 1, -1]
 
 
+@pytest.mark.parametrize("word", ["NaN", "nan", "<NA>", "None", "NULL", "n/a", "NA"])
+def test_a_label_that_programs_write_for_none_is_a_class_and_said(word: str, place: Path) -> None:
+    files = listed(place, f"path,label\na.png,cat\nb.png,{word}\nc.png,{word}\n")
+    assert files.classes == tuple(sorted(("cat", word)))
+    assert files.notes == (f"2 images have the label '{word}', which is taken as a class; leave it empty for none.",)
+    assert load("list.csv", place).notes == files.notes
+    one = listed(place, f"path,label\na.png,cat\nb.png,{word}\nc.png,\n")
+    assert one.notes == (f"1 image has the label '{word}', which is taken as a class; leave it empty for none.",)
+    assert listed(place, "path,label\na.png,cat\nb.png,banana\nc.png,\n").notes == ()
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [

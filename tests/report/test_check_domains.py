@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,12 @@ def test_two_domains_as_a_table(source: Path, target: Path, tmp_path: Path, comm
 
 
 def test_a_target_that_is_the_source_is_warned_of(source: Path, tmp_path: Path, command: Command) -> None:
-    answer = command("check", source, "--data.target", source, "--out", tmp_path / "page.html")
+    answer = command("check", source, "--data.target", f"{source.parent}/./{source.name}", "--out", tmp_path / "a.html")
+    assert answer.code == 0
+    assert "note: the target is the source; name the images of another domain." in answer.out
+    assert "pixel by pixel" not in answer.out
+    shutil.copy(source, tmp_path / "copy.npz")
+    answer = command("check", source, "--data.target", tmp_path / "copy.npz", "--out", tmp_path / "b.html")
     assert answer.code == 0
     assert (
         "note: 30 of the target's 30 images are, pixel by pixel, the source's too: the two are one domain."

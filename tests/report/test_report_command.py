@@ -88,6 +88,16 @@ def test_a_folder_that_cannot_be_written(place: Path, command: Command) -> None:
     assert answer == (1, "", "fastswa: cannot write run/report.html: Is a directory.\n")
 
 
+def test_a_page_that_cannot_be_written_leaves_no_list_of_it(place: Path, command: Command) -> None:
+    """As on a disk that is too full for it."""
+    (place / "pages" / ".a.html.writing").mkdir(parents=True)
+    answer = command("report", "run", "--device", "cpu", "--out", "pages/a.html")
+    assert answer == (1, "", "fastswa: cannot write pages/a.html: Is a directory.\n")
+    assert [file.name for file in (place / "pages").iterdir()] == [".a.html.writing"]
+    answer = command("report", "run", "--device", "cpu", "--out", "pages/b.html")
+    assert answer.out == "pages/b.html\npages/b-label-next.csv\n"
+
+
 def test_training_ends_with_a_report(command: Command, finished: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     answer = command(*TRAIN, "--out", run)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import Command
 from fastswa.cli import main
 from fastswa.config import RESUMABLE
 from fastswa.errors import RequestError
@@ -216,7 +217,7 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(tiny(), run)
     before = models(run), (run / "metrics.jsonl").read_text(), (run / "config.toml").read_text()
-    for changes in ({}, {"schedule": {"epochs": 2}}):
+    for changes in ({}, {"schedule": {"epochs": EPOCHS}}):
         result, said = go_on(run, **changes)
         assert result.finished
         assert said == [f"{run} already reached epoch 4; nothing to do."]
@@ -247,6 +248,19 @@ def test_a_run_that_is_past_the_epochs_asked_for_stays_as_it_is(tmp_path: Path) 
     with pytest.raises(RequestError, match=r"is at epoch 2.33333 already, past the 1 asked for; give --epochs 3 or"):
         go_on(run, schedule={"epochs": 1})
     assert kept(run) == before
+
+
+@pytest.mark.parametrize("without", [False, True], ids=["as it is", "without checkpoints"])
+def test_a_finished_run_is_past_fewer_epochs_too(without: bool, tmp_path: Path, command: Command) -> None:
+    run = tmp_path / "run"
+    train(tiny(), run)
+    if without:
+        shutil.rmtree(run / "checkpoint")
+    before = kept(run)
+    sentence = f"{run} is at epoch 4 already, past the 3 asked for; give --epochs 4 or more."
+    assert command("resume", run, "--epochs", "3") == (2, "", f"fastswa: {sentence}\n")
+    assert kept(run) == before
+    assert command("resume", run, "--no-report").code == 0
 
 
 def test_a_resume_that_is_refused_has_changed_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

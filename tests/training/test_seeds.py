@@ -147,6 +147,69 @@ def test_seeds_that_a_kill_came_before_are_gone_on_with_too(command: Command, tm
     assert (out / "seed-4/config.toml").read_bytes() == (tmp_path / "solo-4/config.toml").read_bytes()
 
 
+def test_seeds_one_of_which_is_past_the_epochs_asked_for_stay_as_they_are(command: Command, tmp_path: Path) -> None:
+    """The other could be trained on, but then they would end at different epochs."""
+    out = tmp_path / "runs"
+    watchers = {3: StoppingWatcher(stop=2), 4: StoppingWatcher(stop=8)}
+    train_seeds([tiny({"seed": seed}) for seed in (3, 4)], out, watchers, quiet)
+    before = files_of(out)
+    answer = command("resume", out, "--epochs", "2", "--no-report")
+    sentence = f"{out}/seed-4 is at epoch 2.66667 already, past the 2 asked for; give --epochs 3 or more."
+    assert answer == (2, "", f"fastswa: {sentence}\n")
+    assert files_of(out) == before
+    assert command("resume", out, "--no-report").code == 0
+    assert json.loads((out / "summary.json").read_text())["finished"]
+
+
+@pytest.mark.parametrize("damage", ["damaged", "other", "held"])
+def test_what_the_second_seed_is_refused_for_is_said_before_the_first_goes_on(damage: str, tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    watchers = {seed: StoppingWatcher(stop=4) for seed in (3, 4)}
+    train_seeds([tiny({"seed": seed}) for seed in (3, 4)], out, watchers, quiet)
+    before, second = files_of(out), RunFolder(out / "seed-4")
+    settings = before["seed-4/config.toml"].decode()
+    texts = {"damaged": "nonsense", "other": settings.replace("[optimiser]", "[optimiser]\nbeta2 = 0.5")}
+    texts["other"] = texts["other"].replace("beta2 = 0.999\n", "")
+    (second.path / "config.toml").write_text(texts.get(damage, settings))
+    with second.held() if damage == "held" else nullcontext(), pytest.raises(RequestError, match="seed-4"):
+        resume_seeds(out, {}, {seed: StoppingWatcher() for seed in (3, 4)}, quiet)
+    changed = {name for name, content in files_of(out).items() if before[name] != content}
+    assert changed <= {"seed-4/config.toml"}
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_seeds_that_end_at_different_epochs_are_no_finished_summary(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    settings = ["digits-mean-teacher", "--out", out, "--no-report", *SHORT]
+    assert command("train", "--seeds", "3", *settings, "--epochs", "2").code == 0
+    answer = command("train", "--seeds", "4", *settings)
+    assert answer.code == 0
+    sentence = (
+        f"fastswa: {out}: the seeds end at different epochs (seed-3 at 2, seed-4 at 4), and {out}/summary.json is not "
+        f"finished; `fastswa resume {out} --epochs 4` takes all of them as far.\n"
+    )
+    assert sentence in answer.err
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["finished"], summary["runs"]) == (False, ["seed-3", "seed-4"])
+    assert [summary["error"][epoch]["student"]["n"] for epoch in ("2", "4")] == [2, 1]
+    answer = command("resume", out, "--epochs", "4", "--no-report")
+    assert (answer.code, "different epochs" in answer.err) == (0, False)
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["finished"], summary["error"]["4"]["student"]["n"]) == (True, 2)
+
+
+def test_models_of_before_an_extension_do_not_make_a_seed_finished(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    settings = ["digits-mean-teacher", "--out", out, "--no-report", *SHORT]
+    assert command("train", "--seeds", "3", *settings, "--epochs", "2").code == 0
+    resume_seeds(out, {"schedule": {"epochs": 4}}, {3: StoppingWatcher(stop=8)}, quiet)
+    assert command("train", "--seeds", "4", *settings).code == 0
+    assert not json.loads((out / "summary.json").read_text())["finished"]
+
+
 def test_a_run_that_can_be_gone_on_with_knows_the_seeds_to_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

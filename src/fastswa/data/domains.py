@@ -7,6 +7,7 @@ are the source's and whose test images are the target's, with the target's train
 
 from __future__ import annotations
 
+import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -332,7 +333,10 @@ def domain_lines(dataset: Dataset, domains: Domains) -> Iterator[str]:
 
 
 def domain_warnings(dataset: Dataset, domains: Domains) -> Iterator[str]:
-    """What makes the two domains one; of very many images nothing is said."""
+    """What makes the two domains one; very many images are not compared."""
+    if same_place(domains.source, domains.target):
+        yield f"data.target: the target is the source ({domains.target}); name the images of another domain."
+        return
     if dataset.train.pixels.nbytes + domains.images.pixels.nbytes > _COMPARED:
         return
     copies, count = shared_images(dataset.train, domains.images), len(domains.images)
@@ -342,6 +346,11 @@ def domain_warnings(dataset: Dataset, domains: Domains) -> Iterator[str]:
             f"data.target: {copies:,} of the {count:,} images of {domains.target} are, pixel by pixel, images of "
             f"{domains.source} as well{all_of_them}."
         )
+
+
+def same_place(source: str, target: str) -> bool:
+    """Whether two names are one, or lead to one folder or file."""
+    return source == target or os.path.realpath(source) == os.path.realpath(target)
 
 
 def shared_images(first: ImageSet, second: ImageSet) -> int:

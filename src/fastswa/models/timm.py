@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from fastswa.errors import RequestError
+from fastswa.errors import RequestError, installing
 from fastswa.models.network import Dropout, Heads, Output
 from fastswa.noise import Noise
 from fastswa.registry import nearest
@@ -82,7 +82,8 @@ def _timm(architecture: str) -> Any:
     except ImportError as error:
         missing = "is not installed" if error.name == "timm" else f"cannot be imported ({error})"
         raise RequestError(
-            f"model.name: {PREFIX}{architecture} needs the package timm, which {missing}; pip install 'fastswa[timm]'."
+            f"model.name: {PREFIX}{architecture} needs the package timm, which {missing}; "
+            f"{installing('timm')} brings it."
         ) from error
     if ":" in architecture or "/" in architecture or not timm.is_model(architecture):
         near = nearest(architecture, timm.list_models(), "timm.list_models() lists them.")

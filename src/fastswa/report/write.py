@@ -46,9 +46,10 @@ def write_report(
     found, missing = _findings(run, device or run.config.device.name, suggestions, unlabelled)
     page = run_page(run, found, missing, list_file.name)
     suggested = found.doubts.suggested if found is not None and found.doubts is not None else []
+    write_page(target, page.encode("utf-8"))
+    # The smaller one last: where the disk is too full for the page, there is no list without it.
     if suggested:
         write_page(list_file, suggestions_csv(suggested))
-    write_page(target, page.encode("utf-8"))
     return Written(target, list_file if suggested else None)
 
 

@@ -96,10 +96,14 @@ class Budget:
             return config
         return config.model_copy(update={"device": config.device.model_copy(update={"engine": "graph"})})
 
-    def schedule(self, config: Config, ready: Trainer, tell: Callable[[str], None]) -> Config:
-        """The configuration with a schedule that ends in time, found by measuring `ready`, the first time."""
+    def refuse_fork(self, config: Config) -> None:
+        """RequestError where the run goes on from another one's state."""
         if config.start.run is not None:
             raise RequestError("--minutes is for new runs; say with schedule.epochs how far a fork goes.")
+
+    def schedule(self, config: Config, ready: Trainer, tell: Callable[[str], None]) -> Config:
+        """The configuration with a schedule that ends in time, found by measuring `ready`, the first time."""
+        self.refuse_fork(config)
         if self._changes is None:
             seconds = 60.0 * self.minutes
             costs = measure(ready, seconds / 100)

@@ -38,7 +38,13 @@ from fastswa.training.identity import (
 from fastswa.training.iterates import IterateKeeper, announce, drop_iterates
 from fastswa.training.lanes import Lanes
 from fastswa.training.loop import Trainer, Watcher
-from fastswa.training.setup import Material, load_data, load_extra_data, prepare, with_data_defaults
+from fastswa.training.setup import (
+    Material,
+    load_data,
+    load_extra_data,
+    prepare,
+    with_data_defaults,
+)
 from fastswa.training.state import build_state
 from fastswa.training.tensorboard import TensorBoardWatcher
 
@@ -74,6 +80,18 @@ class NewRun:
         RunFolder(self.path).refuse_taken()
         return self.config if self.budget is None else self.budget.started_soon(self.config)
 
+    def forked(self, config: Config, trainer: Trainer, say: Say) -> dict[str, Any] | None:
+        """What the run is forked from, where it is, once the trainer has its state; refused where that is past it."""
+        if config.start.run is None:
+            return None
+        parent = fork(config, trainer.state, trainer.pace, say)
+        if trainer.epoch >= config.schedule.epochs:
+            raise RequestError(
+                f"{parent['run']} is at epoch {trainer.epoch:g} already, and schedule.epochs is "
+                f"{config.schedule.epochs}; give the fork more epochs."
+            )
+        return parent
+
     def begin(self, config: Config, compute: Compute, together: int, say: Say) -> Begun:
         """The run made ready: checked, its folder written."""
         dataset = load_data(config)
@@ -81,7 +99,7 @@ class NewRun:
         # Settled, as a resume may be on another device: the arithmetic is part of what a run is.
         settled = config.device.model_copy(update={"precision": compute.precision})
         config = config.model_copy(update={"device": settled})
-        trainer = _trainer(config, dataset, compute, RunFolder(self.path), say)
+        trainer = trainer_of(config, dataset, compute, RunFolder(self.path), say)
         tell = self.tell or (lambda line: None)
         domains = dataset.domains
         if domains is not None:
@@ -96,12 +114,7 @@ class NewRun:
             config = self.budget.schedule(config, trainer, tell)
             trainer = _retimed(trainer, config)
             trainer.pacer = self.budget.pacer
-        parent = fork(config, trainer.state, trainer.pace, say) if config.start.run else None
-        if parent is not None and trainer.epoch >= config.schedule.epochs:
-            raise RequestError(
-                f"{parent['run']} is at epoch {trainer.epoch:g} already, and schedule.epochs is "
-                f"{config.schedule.epochs}; give the fork more epochs."
-            )
+        parent = self.forked(config, trainer, say)
         trainer.check()
         announce(trainer, say)
         _mention_late_averages(config, tell)
@@ -138,40 +151,52 @@ class OldRun:
                 )
         return build_config(file_layer(self.path / "config.toml"), self.changes)
 
-    def begin(self, config: Config, compute: Compute, together: int, say: Say) -> Begun:
-        """The run made ready where it stopped; `finished` if there is nothing left to do."""
+    def refuse(self, config: Config) -> None:
+        """RequestError where the run cannot be gone on with so, as far as that is known without its images."""
+        with RunFolder(self.path).held():
+            self._checkpoint(config, lambda line: None)
+
+    def _checkpoint(self, config: Config, say: Say) -> Checkpoint | None:
+        """The last whole checkpoint; refused where it is of other settings, or past the epochs asked for."""
         folder = RunFolder.open(self.path)
         checkpoint = load_checkpoint(folder.checkpoints, say)
-        known, _, content = ("", "", "") if checkpoint is None else checkpoint.facts["fingerprint"].partition(".")
+        known = "" if checkpoint is None else checkpoint.facts["fingerprint"].partition(".")[0]
         if checkpoint is not None and known not in identities(config, file_layer(self.path / "config.toml")):
             raise RequestError(
                 f"the checkpoint in {self.path} belongs to another configuration than its config.toml; "
                 "put the settings back, or fork the run with `fastswa train --from`."
             )
+        # A finished run stays one when its checkpoints were removed.
+        reached = folder.models_epoch() if checkpoint is None else checkpoint.facts["epoch"]
+        if reached is not None and reached > config.schedule.epochs:
+            raise RequestError(
+                f"{self.path} is at epoch {reached:g} already, past the {config.schedule.epochs} asked for; "
+                f"give --epochs {math.ceil(reached)} or more."
+            )
+        return checkpoint
+
+    def begin(self, config: Config, compute: Compute, together: int, say: Say) -> Begun:
+        """The run made ready where it stopped; `finished` if there is nothing left to do."""
+        folder = RunFolder.open(self.path)
+        checkpoint = self._checkpoint(config, say)
+        content = "" if checkpoint is None else checkpoint.facts["fingerprint"].partition(".")[2]
         dataset = load_data(config)
         if content and content != dataset.digest():
             raise changed(f"the images or labels of {' or '.join(sources(config))}", self.path)
-        trainer = _trainer(config, dataset, compute, folder, say, fresh=checkpoint is None)
+        trainer = trainer_of(config, dataset, compute, folder, say, fresh=checkpoint is None)
         refuse_other_images(folder, trainer, dataset)
         state, parent = trainer.state, None
         if checkpoint is not None:
             _restore(trainer, checkpoint, folder)
-        # A finished run stays one when its checkpoints were removed.
         over = checkpoint is None or state.step >= trainer.total_steps
-        last = config.schedule.epochs if checkpoint is None else trainer.epoch
-        if over and folder.models_epoch() == last:
-            say(f"{self.path} already reached epoch {int(last)}; nothing to do.")
+        if over and folder.models_epoch() == config.schedule.epochs:
+            say(f"{self.path} already reached epoch {config.schedule.epochs}; nothing to do.")
             trainer.finished = True
             return trainer, self.watcher
         if checkpoint is None:
             beginning = f"its parent {config.start.run}" if config.start.run else "step 0"
             say(f"{self.path} has no whole checkpoint; starting from {beginning}.")
             parent = fork(config, state, trainer.pace, say) if config.start.run else None
-        elif state.step > trainer.total_steps:
-            raise RequestError(
-                f"{self.path} is at epoch {trainer.epoch:g} already, past the {config.schedule.epochs} asked for; "
-                f"give --epochs {math.ceil(trainer.epoch)} or more."
-            )
         trainer.check()
         announce(trainer, say)
         watcher = _watched(config, self.watcher, self.path)
@@ -328,7 +353,7 @@ def _mention_late_averages(config: Config, say: Say) -> None:
         say(f"training ends at epoch {last} (schedule.epochs), before these averages begin: {', '.join(late)}.")
 
 
-def _trainer(
+def trainer_of(
     config: Config, dataset: Dataset, compute: Compute, folder: RunFolder, say: Say | None = None, *, fresh: bool = True
 ) -> Trainer:
     """Everything a run trains with; `fresh` is False where a checkpoint is about to replace the state."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -24,6 +25,24 @@ def seed_folder(out: Path, seed: int) -> Path:
     return out / f"seed-{seed}"
 
 
+def new_runs(
+    configs: Sequence[Config],
+    out: Path,
+    watchers: Mapping[int, Watcher],
+    budget: Budget | None = None,
+    tell: Say | None = None,
+) -> list[NewRun]:
+    """One run a configuration, which differ in their seed, in OUT/seed-N."""
+    if (out / "config.toml").exists():
+        raise RequestError(f"{out} holds a run of one seed; choose another --out.")
+    # Of each, so that those which a kill leaves not even begun are known as well.
+    facts = {"seeds": {str(config.seed): config.split.seed for config in configs}}
+    return [
+        NewRun(config, seed_folder(out, config.seed), watchers[config.seed], budget, None if number else tell, facts)
+        for number, config in enumerate(configs)
+    ]
+
+
 def train_seeds(
     configs: Sequence[Config],
     out: Path,
@@ -34,19 +53,11 @@ def train_seeds(
     tell: Say | None = None,
     began: float | None = None,
 ) -> list[RunResult]:
-    """Train one run a configuration, which differ in their seed, into OUT/seed-N; summary.json sums up all there.
+    """Train `new_runs`; summary.json sums up all that lie in OUT.
 
     `budget` gives all of them one length, as if each ran alone; `tell` hears what was chosen for the first.
     """
-    if (out / "config.toml").exists():
-        raise RequestError(f"{out} holds a run of one seed; choose another --out.")
-    # Of each, so that those which a kill leaves not even begun are known as well.
-    facts = {"seeds": {str(config.seed): config.split.seed for config in configs}}
-    runs = [
-        NewRun(config, seed_folder(out, config.seed), watchers[config.seed], budget, None if number else tell, facts)
-        for number, config in enumerate(configs)
-    ]
-    return _train(runs, out, say, began)
+    return _train(new_runs(configs, out, watchers, budget, tell), out, say, began)
 
 
 def resume_seeds(
@@ -63,7 +74,11 @@ def resume_seeds(
 
 def _train(runs: Sequence[NewRun | OldRun], out: Path, say: Say, began: float | None) -> list[RunResult]:
     """Every run to its end, and their summary; what one lacks is said before any starts, what fails after the rest."""
-    together = {TOGETHER[choose_compute(run.settings().device).device.type] for run in runs}
+    configs = [run.settings() for run in runs]
+    for run, config in zip(runs, configs, strict=True):
+        if isinstance(run, OldRun):
+            run.refuse(config)
+    together = {TOGETHER[choose_compute(config.device).device.type] for config in configs}
     results, failures = dict[int, RunResult](), dict[int, Exception]()
     for number, outcome in train_groups(runs, min(together), say, began=began):
         if isinstance(outcome, RunResult):
@@ -72,7 +87,9 @@ def _train(runs: Sequence[NewRun | OldRun], out: Path, say: Say, began: float | 
             failures[number] = outcome
     done = [results[number] for number in sorted(results)]
     if done:
-        write_summary(out, [*_others(out, done, say), *done])
+        everyone = [*_others(out, done, say), *done]
+        write_summary(out, everyone)
+        _mention_lengths(out, everyone, say)
     if failures:
         number, error = min(failures.items(), key=lambda failure: failure[0])
         alike = len(failures) == len(runs) and len({str(each) for each in failures.values()}) == 1
@@ -95,9 +112,26 @@ def _others(out: Path, done: Sequence[RunResult], say: Say) -> list[RunResult]:
         if unlike:
             say(f"{path} has another {unlike[0]}; {out / 'summary.json'} leaves it out.")
         else:
-            metrics = RunFolder(path).metrics()
-            found.append(RunResult(path, metrics, (path / "model.safetensors").exists()))
+            folder = RunFolder(path)
+            # Models of before an extension that was stopped are there as well.
+            finished = folder.models_epoch() == folder.config().schedule.epochs
+            found.append(RunResult(path, folder.metrics(), finished))
     return found
+
+
+def _mention_lengths(out: Path, results: Sequence[RunResult], say: Say) -> None:
+    """Say where finished runs do not end at one epoch, and how they come to."""
+    ends = {result.path.name: _last_epoch(result) for result in results}
+    if all(result.finished for result in results) and len(set(ends.values())) > 1:
+        said = ", ".join(f"{name} at {epoch:g}" for name, epoch in sorted(ends.items()))
+        say(
+            f"{out}: the seeds end at different epochs ({said}), and {out / 'summary.json'} is not finished; "
+            f"`fastswa resume {shlex.quote(str(out))} --epochs {max(ends.values()):g}` takes all of them as far."
+        )
+
+
+def _last_epoch(result: RunResult) -> float:
+    return float(result.metrics[-1]["epoch"]) if result.metrics else 0.0
 
 
 def _compared(run: Path) -> dict[str, Any]:
@@ -128,7 +162,10 @@ def seeds_to_come(out: Path, changes: Mapping[str, Any]) -> list[Config]:
 
 
 def summarise(results: Sequence[RunResult]) -> dict[str, Any]:
-    """Mean, std (over n - 1) and number of seeds of each network's error, by epoch."""
+    """Mean, std (over n - 1) and number of seeds of each network's error, by epoch.
+
+    It is finished where every run is, and all of them at the same epoch.
+    """
     errors: dict[int | float, dict[str, list[float]]] = {}
     for result in results:
         for line in result.metrics:
@@ -137,7 +174,7 @@ def summarise(results: Sequence[RunResult]) -> dict[str, Any]:
                 errors.setdefault(line["epoch"], {}).setdefault(name, []).append(error)
     return {
         "runs": [str(result.path.name) for result in results],
-        "finished": all(result.finished for result in results),
+        "finished": all(result.finished for result in results) and len(set(map(_last_epoch, results))) == 1,
         "error": {
             str(epoch): {
                 name: {"mean": mean(values), "std": stdev(values) if len(values) > 1 else None, "n": len(values)}

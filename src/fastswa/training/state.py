@@ -85,7 +85,7 @@ class State:
                 found[f"{slot}.{key}"] = buffer
         found |= self.optimiser.counters
         for name, average in self.averages.items():
-            content = average.state_dict()
+            content = average.tensors()
             for part in ("parameters", "buffers"):
                 found |= {f"average.{name}.{key}": tensor for key, tensor in content[part].items()}
             found |= {f"averaging.{name}.{key}": tensor for key, tensor in content["inside"].items()}

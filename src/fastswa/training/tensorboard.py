@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastswa.errors import RequestError
+from fastswa.errors import RequestError, installing
 
 if TYPE_CHECKING:
     from fastswa.training.loop import Watcher
@@ -19,7 +19,7 @@ class TensorBoardWatcher:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise RequestError("log.tensorboard needs TensorBoard; `pip install fastswa[tensorboard]`.") from error
+            raise RequestError(f"log.tensorboard needs TensorBoard; {installing('tensorboard')} brings it.") from error
         self._inner = inner
         self._folder = str(run / "tensorboard")
         self._writer_class = SummaryWriter

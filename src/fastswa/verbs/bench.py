@@ -23,7 +23,7 @@ def run(arguments: Arguments) -> int:
         seconds=arguments.number("--seconds", 4.0),
         as_json="--json" in arguments,
         batch=arguments.whole("--batch", 2) if "--batch" in arguments else None,
-        workers=arguments.whole("--workers", 0, least=0) if "--workers" in arguments else None,
+        workers=arguments.whole("--workers", 0, zero=True) if "--workers" in arguments else None,
     )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 from fastswa.arguments import COMMON, Arguments, Verb
+from fastswa.errors import RequestError
 
 
 def run(arguments: Arguments) -> int:
@@ -13,6 +15,12 @@ def run(arguments: Arguments) -> int:
     from fastswa.training.finished import evaluate_run
 
     path = Path(arguments.target("run folder"))
+    if path.is_file():
+        file = shlex.quote(str(path))
+        raise RequestError(
+            f"{path} is a file, and evaluate takes run folders; a model file is for `fastswa predict {file} IMAGES` "
+            f"or `fastswa export {file}`."
+        )
     figures = evaluate_run(path, arguments.options.get("--device", "auto"), flips="--flips" in arguments)
     if "--json" in arguments:
         print(json.dumps(figures))

@@ -41,8 +41,8 @@ VERB = Verb(
     {"--format": True, "--network": True, "--layout": True, "--out": True, **COMMON},
     details=(
         "RUN: a run folder or a model file; --network NAME takes one of a run's other networks.\n"
-        "onnx (needs `pip install fastswa[onnx]`) and torch-export take uint8 images of the model's size, any number\n"
-        "of them, with the normalisation inside; --layout nchw|nhwc. safetensors are the plain weights, and a JSON\n"
-        "file beside them says what goes in and comes out. --out FILE (default: in RUN)."
+        "onnx (needs `pip install '.[onnx]'` in fastswa's folder) and torch-export take uint8 images of the model's\n"
+        "size, any number of them, with the normalisation inside; --layout nchw|nhwc. safetensors are the plain\n"
+        "weights, and a JSON file beside them says what goes in and comes out. --out FILE (default: in RUN)."
     ),
 )

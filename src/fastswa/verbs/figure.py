@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fastswa.arguments import COMMON, Arguments, Verb, results
 from fastswa.errors import RequestError
+from fastswa.verbs.results import say_unmeasured
 
 
 def run(arguments: Arguments) -> int:
@@ -14,7 +15,11 @@ def run(arguments: Arguments) -> int:
 
     if not arguments.targets:
         raise RequestError(f"name a figure; {OFFERED}")
-    paths = figure(arguments.target("figure"), results(arguments), Path(arguments.options.get("--out", "figures")))
+    name = arguments.target("figure")
+    folder = results(arguments)
+    paths = figure(name, folder, Path(arguments.options.get("--out", "figures")))
+    if name != "schedule":
+        say_unmeasured(folder)
     print(json.dumps([str(path) for path in paths]) if "--json" in arguments else "\n".join(map(str, paths)))
     return 0
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastswa.arguments import COMMON, Arguments, Verb
+from fastswa.verbs.results import say_unmeasured
 
 if TYPE_CHECKING:
     from fastswa.sweep import Cell
@@ -37,6 +38,7 @@ def run(arguments: Arguments) -> int:
     )
     asked = arguments.whole("--together", 1) if "--together" in arguments else None
     stop_after = arguments.number("--stop-after", float("inf"))
+    say_unmeasured(results)
     if "--dry-run" in arguments:
         _print(cells, as_json="--json" in arguments)
         return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastswa.arguments import COMMON, Arguments, Verb, results
 from fastswa.errors import RequestError
+from fastswa.verbs.results import say_unmeasured
 
 
 def run(arguments: Arguments) -> int:
@@ -23,9 +24,7 @@ def run(arguments: Arguments) -> int:
         methods=arguments.words("--methods"),
         measured_only="--measured" in arguments,
     )
-    if folder is None:
-        say("there is no folder results here, so that nothing counts as measured; --results FOLDER names one.")
-    elif not sheet.rows:
+    if not say_unmeasured(folder) and not sheet.rows:
         say(f"no row of {sheet.name} is measured yet.")
     form = "json" if "--json" in arguments else arguments.options.get("--format", "terminal")
     if form == "terminal":

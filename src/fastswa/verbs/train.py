@@ -5,15 +5,21 @@ from __future__ import annotations
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastswa.arguments import RUN, Arguments, Verb, claimed_folder
+from fastswa.arguments import RUN, Arguments, Verb, claimed_folder, free_folder
 from fastswa.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastswa.config import Config
+    from fastswa.training.budget import Budget
 
 
 def run(arguments: Arguments) -> int:
     from fastswa.data.sources import SOURCES
-    from fastswa.layers import build_config, file_layer, flag_layer, flatten, refuse_idle, target_layer, to_toml
+    from fastswa.layers import build_config, file_layer, flag_layer, flatten, refuse_idle, target_layer
 
     layers: list[dict[str, Any]] = []
     name = None
@@ -34,13 +40,8 @@ def run(arguments: Arguments) -> int:
         layers.append(parent_layer(parent))
     config = build_config(*layers, flags)
     refuse_idle(config, flags)
-    if "--print-config" in arguments:
-        if config.data.source not in SOURCES:
-            from fastswa.training.setup import load_data, with_data_defaults
-
-            config = with_data_defaults(config, load_data(config))
-        print(to_toml(config), end="")
-        return 0
+    if config.schedule.epochs == 0:
+        raise RequestError("schedule.epochs 0 would train nothing; name an epoch to train to.")
     from fastswa.analysis.asked import asked_after, refuse_missing, study_after_training
     from fastswa.console import ConsoleWatcher, say
     from fastswa.report.after import report_after_training
@@ -72,10 +73,13 @@ def run(arguments: Arguments) -> int:
     suffix = f"seeds-{'-'.join(map(str, seeds))}" if seeds else f"seed-{config.seed}"
     minutes = arguments.number("--stop-after", float("inf"))
     named = arguments.options.get("--out")
+    configs = [build_config(*layers, flags, {"seed": seed}) for seed in seeds]
+    if "--print-config" in arguments:
+        _show(configs or [config], Path(named or free_folder(f"runs/{stem}-{suffix}")), budget, bool(seeds))
+        return 0
     place = claimed_folder(f"runs/{stem}-{suffix}") if named is None else nullcontext(Path(named))
     with place as out, ConsoleWatcher(minutes) as watcher:
         if seeds:
-            configs = [build_config(*layers, flags, {"seed": seed}) for seed in seeds]
             lanes = {seed: watcher.lane(f"{out} seed {seed}", f"seed {seed}  ") for seed in seeds}
             results = train_seeds(configs, out, lanes, say, budget=budget, tell=say, began=arguments.began)
         else:
@@ -89,6 +93,26 @@ def run(arguments: Arguments) -> int:
     code = watcher.conclude(out, results, "--json" in arguments, report)
     studied = study_after_training(asked, results, say, discard="--discard-iterates" in arguments)
     return code if studied else 1
+
+
+def _show(configs: Sequence[Config], out: Path, budget: Budget | None, several: bool) -> None:
+    """Print what would run, refused where the run would be; of several seeds the first."""
+    from fastswa.api import Quiet
+    from fastswa.console import say
+    from fastswa.layers import to_toml
+    from fastswa.training.run import NewRun
+    from fastswa.training.seeds import new_runs
+    from fastswa.training.shown import shown
+
+    watchers = {config.seed: Quiet() for config in configs}
+    runs = new_runs(configs, out, watchers, budget) if several else [NewRun(configs[0], out, Quiet(), budget)]
+    for run in runs:
+        run.settings()
+    print(to_toml(shown(runs[0], say)), end="")
+    if budget is not None:
+        say("--minutes: how long to train is measured when training starts; the epochs and steps shown are without it.")
+    if len(runs) > 1:
+        say(f"--seeds: this is seed {configs[0].seed}; the others differ from it in their seeds alone.")
 
 
 VERB = Verb(

@@ -69,15 +69,18 @@ def list_files(source: str, root: Path, options: Options | None = None) -> Image
 
         return list_folder(path)
     refuse_other_file(source, path)
-    if is_own_data(source):
-        places = "" if path.is_absolute() else f", neither here nor under {root} (data.root)"
-        raise RequestError(f"{source}: there is no such folder or file{places}.")
-    known = ", ".join(SOURCES)
     near = difflib.get_close_matches(source.lower(), SOURCES, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
+    if near and not is_own_data(source):
+        raise RequestError(
+            f"there is no data source {source!r} (known: {', '.join(SOURCES)}), "
+            f"nor a folder, manifest or .npz file of that name here; did you mean {near[0]!r}?"
+        )
+    if path.is_absolute():
+        raise RequestError(f"{source}: there is no such folder or file.")
+    other = "" if is_own_data(source) else f", nor a data source of that name (known: {', '.join(SOURCES)})"
     raise RequestError(
-        f"there is no data source {source!r} (known: {known}), "
-        f"nor a folder, manifest or .npz file of that name here{hint}"
+        f"{source}: there is no such folder or file, neither here nor under {root} (data.root){other}; "
+        "run the command where the path begins, or set data.root to that folder."
     )
 
 

@@ -23,6 +23,9 @@ from fastswa.data.images import UNLABELLED, ImageFiles, PathTable
 from fastswa.data.sources.folder import refuse_few_classes, refuse_strange_classes
 from fastswa.errors import RequestError
 
+# What programs and spreadsheets write where there is nothing. A class may well be called so.
+_NOTHING = {"nan", "<na>", "na", "n/a", "#n/a", "none", "null"}
+
 
 def list_manifest(file: Path, *, skip_bad: bool = False, target: bool = False) -> ImageFiles:
     """The image files that a manifest lists; with `skip_bad` those that are not there are left out.
@@ -115,6 +118,15 @@ class _Rows:
                 "image empty, or call the class otherwise."
             )
 
+    def _notes(self) -> Iterator[str]:
+        """Which labels may have been meant as none."""
+        counts = np.bincount(np.array(self.labels, dtype=np.int64) + 1, minlength=len(self.names) + 1)[1:]
+        for name, number in self.names.items():
+            count = counts[number]
+            if name.casefold() in _NOTHING and count:
+                have = "image has" if count == 1 else "images have"
+                yield f"{count:,} {have} the label '{name}', which is taken as a class; leave it empty for none."
+
     def listing(self, target: bool = False) -> ImageFiles:
         """The rows as ImageFiles, training images first, classes sorted."""
         tests = np.array(self.tests, dtype=bool)
@@ -140,6 +152,7 @@ class _Rows:
             classes=tuple(classes),
             tests=int(tests.sum()),
             missing=self.missing,
+            notes=tuple(self._notes()),
         )
 
 
