@@ -147,7 +147,7 @@ def main() -> None:
     ours, baseline = means[methods[0]], means[methods[-1]]
     fewer = 100 * (1 - ours / baseline)
     said = ", ".join(f"{method} {error:.2f}%" for method, error in means.items())
-    print(f"mean of {len(splits)} splits: {said}: {fewer:.0f}% fewer")
+    print(f"mean of {len(splits)} splits: {said}: {abs(fewer):.0f}% {'fewer' if fewer >= 0 else 'more'}")
     if arguments.record is not None:
         from fastswa.training.folder import environment
 

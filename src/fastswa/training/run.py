@@ -38,13 +38,7 @@ from fastswa.training.identity import (
 from fastswa.training.iterates import IterateKeeper, announce, drop_iterates
 from fastswa.training.lanes import Lanes
 from fastswa.training.loop import Trainer, Watcher
-from fastswa.training.setup import (
-    Material,
-    load_data,
-    load_extra_data,
-    prepare,
-    with_data_defaults,
-)
+from fastswa.training.setup import Material, load_data, load_extra_data, prepare, with_data_defaults
 from fastswa.training.state import build_state
 from fastswa.training.tensorboard import TensorBoardWatcher
 
