@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analyses import PARTS, fork_names
+from analysis_parts import PARTS, fork_names
 from fastswa.analysis.study import Request, find_study, plain, read
 from fastswa.console import say
 from fastswa.errors import FastswaError, RequestError

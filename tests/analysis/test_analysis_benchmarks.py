@@ -41,6 +41,11 @@ def analyses(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("analyses")
 
 
+def parts() -> ModuleType:
+    """What analyses.py, which must be there, works on."""
+    return importlib.import_module("analysis_parts")
+
+
 def test_a_study_is_timed_beside_its_ceiling_and_a_plain_loop(
     rays: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,31 +76,31 @@ def test_the_plan_is_what_the_figures_need(analyses: ModuleType, capsys: pytest.
         common = {"seed": 1}
         configs = {run: settings.config(common) for run, settings in part.runs.items()}
         for made in part.studies:
-            assert {*made.runs} <= {*part.runs, *analyses.fork_names(part)}
+            assert {*made.runs} <= {*part.runs, *parts().fork_names(part)}
             for asked in analyses.asked_in(made.asked):
                 for run in made.runs:
                     if run in configs:
                         analyses.refuse_missing([asked], configs[run])
         # Half an hour of a machine holds a part, and no command of it is longer than ten minutes.
-        assert sum(analyses.expected(part).values()) < 27 * 60
+        assert sum(parts().expected(part).values()) < 27 * 60
         assert all(made.seconds < 300 for made in part.studies)
     steps = {run.settings.get("batch", {}).get("steps") for run in analyses.PARTS["unlabelled"].runs.values()}
     assert steps == {920}
 
 
 def test_side_by_side_is_as_long_as_the_longest(analyses: ModuleType) -> None:
-    part = analyses.Part("", {"a": analyses.Run("", 100), "b": analyses.Run("", 50)}, ())
-    both, alone = 50 * 920 * 2 * analyses.BESIDE, 50 * 920 * analyses.ALONE
-    expected = (1 + analyses.EDGES) * (both + alone) / 1e3 + analyses.START
-    assert analyses.expected(part) == {"training": pytest.approx(expected), "studies": 0}
+    part = parts().Part("", {"a": parts().Run("", 100), "b": parts().Run("", 50)}, ())
+    both, alone = 50 * 920 * 2 * parts().BESIDE, 50 * 920 * parts().ALONE
+    expected = (1 + parts().EDGES) * (both + alone) / 1e3 + parts().START
+    assert parts().expected(part) == {"training": pytest.approx(expected), "studies": 0}
 
 
 def test_a_run_that_begins_within_another_takes_its_own_steps_alone(analyses: ModuleType) -> None:
-    runs = {"a": analyses.Run("", 100), "b": analyses.Run("", 60, start=("a", 50))}
-    expected = analyses.expected(analyses.Part("", runs, ()))
-    longer = 1e-3 * (1 + analyses.EDGES) * 920 * analyses.ALONE
-    assert expected["training"] == pytest.approx(100 * longer + analyses.START)
-    assert expected["forks"] == pytest.approx(10 * longer + analyses.AGAIN)
+    runs = {"a": parts().Run("", 100), "b": parts().Run("", 60, start=("a", 50))}
+    expected = parts().expected(parts().Part("", runs, ()))
+    longer = 1e-3 * (1 + parts().EDGES) * 920 * parts().ALONE
+    assert expected["training"] == pytest.approx(100 * longer + parts().START)
+    assert expected["forks"] == pytest.approx(10 * longer + parts().AGAIN)
 
 
 def test_swa_as_teacher_begins_within_the_mean_teacher_as_if_it_had_been_trained_alone(
@@ -112,16 +117,16 @@ def test_swa_as_teacher_begins_within_the_mean_teacher_as_if_it_had_been_trained
     swa = merge(settings, {"method": {"teacher": "swa"}})
     kept = merge(settings, {"checkpoint": {"keep": [2]}})
     recipe = "digits-mean-teacher"
-    part = analyses.Part(
+    part = parts().Part(
         "",
-        {"ema": analyses.Run(recipe, 4, kept), "swa": analyses.Run(recipe, 6, swa, start=("ema", 2))},
-        (analyses.Made("teachers", "teachers --epochs 4", ("ema", "swa"), 0),),
+        {"ema": parts().Run(recipe, 4, kept), "swa": parts().Run(recipe, 6, swa, start=("ema", 2))},
+        (parts().Made("teachers", "teachers --epochs 4", ("ema", "swa"), 0),),
     )
     monkeypatch.setattr(analyses, "PARTS", {"mean-teacher": part})
     assert analyses.main(["mean-teacher", "--device", "cpu", "--seed", "3", "--runs", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["done"]
     alone = tmp_path / "alone"
-    train(analyses.Run(recipe, 6, swa).config({"seed": 3, "device": {"name": "cpu"}}), alone)
+    train(parts().Run(recipe, 6, swa).config({"seed": 3, "device": {"name": "cpu"}}), alone)
     fork = tmp_path / "mean-teacher" / "swa"
     assert metrics(fork) == [line for line in metrics(alone) if line["epoch"] > 2]
     assert_identical(models(fork), models(alone))
@@ -130,8 +135,8 @@ def test_swa_as_teacher_begins_within_the_mean_teacher_as_if_it_had_been_trained
 def test_a_run_that_begins_within_another_joins_it_once_that_is_so_far(
     analyses: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = {"ema": analyses.Run("digits-pi", 4, TINY), "swa": analyses.Run("digits-pi", 6, TINY, start=("ema", 2))}
-    work = analyses.Work(analyses.Part("", runs, ()), tmp_path, {}, tmp_path / "it.zip")
+    runs = {"ema": parts().Run("digits-pi", 4, TINY), "swa": parts().Run("digits-pi", 6, TINY, start=("ema", 2))}
+    work = analyses.Work(parts().Part("", runs, ()), tmp_path, {}, tmp_path / "it.zip")
     assert work.waiting().keys() == {"ema"}
     monkeypatch.setattr(analyses, "checkpoint_epochs", lambda folder: {2.0: 6} if folder.parent.name == "ema" else {})
     assert work.waiting().keys() == {"ema", "swa"}
@@ -141,8 +146,8 @@ def test_several_parts_are_trained_side_by_side_and_come_back_apart(
     analyses: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def part(run: str) -> Any:
-        made = analyses.Made("teachers", "teachers", (run,), 0)
-        return analyses.Part("", {run: analyses.Run("digits-pi", 2, TINY)}, (made,))
+        made = parts().Made("teachers", "teachers", (run,), 0)
+        return parts().Part("", {run: parts().Run("digits-pi", 2, TINY)}, (made,))
 
     monkeypatch.setattr(analyses, "PARTS", {"a": part("one"), "b": part("two")})
     began = []
@@ -166,9 +171,9 @@ def test_several_parts_are_trained_side_by_side_and_come_back_apart(
 
 def one_run(analyses: ModuleType, name: str, **settings: Any) -> Any:
     """A part of one short run and one study of it."""
-    made = analyses.Made("teachers", "teachers", (name,), 0)
+    made = parts().Made("teachers", "teachers", (name,), 0)
     settings = {key: value for key, value in merge(TINY, settings).items() if key != "seed"}
-    return analyses.Part("", {name: analyses.Run("digits-pi", 2, settings)}, (made,))
+    return parts().Part("", {name: parts().Run("digits-pi", 2, settings)}, (made,))
 
 
 def test_a_part_begun_to_another_end_is_refused_rather_than_trained_for_ever(
@@ -265,12 +270,12 @@ def tiny_part(analyses: ModuleType) -> Any:
     settings = {**TINY, "checkpoint": {"every": 1, "keep_every": 1}}
     forked = Request((), cycles=(1.0,), constant=(3.0,), until=5)
     studies = (
-        analyses.Made("late", "pairs --epochs 1,4", ("pi", "other"), 0),
-        analyses.Made("schedule", "schedule", ("cycle-1", "constant-3"), 0),
-        analyses.Made("teachers", "teachers", ("pi", "other"), 0),
+        parts().Made("late", "pairs --epochs 1,4", ("pi", "other"), 0),
+        parts().Made("schedule", "schedule", ("cycle-1", "constant-3"), 0),
+        parts().Made("teachers", "teachers", ("pi", "other"), 0),
     )
-    runs = {"pi": analyses.Run("digits-pi", 4, settings), "other": analyses.Run("digits-mean-teacher", 4, settings)}
-    return analyses.Part("a part", runs, studies, ("pi", forked))
+    runs = {"pi": parts().Run("digits-pi", 4, settings), "other": parts().Run("digits-mean-teacher", 4, settings)}
+    return parts().Part("a part", runs, studies, ("pi", forked))
 
 
 def test_a_part_goes_on_by_the_same_command_and_comes_back_as_one_file(
