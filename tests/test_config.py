@@ -424,7 +424,8 @@ def test_a_number_of_steps_is_a_cosine_to_zero_in_whole_epochs() -> None:
     assert (config.schedule.epochs, config.batch.steps, *schedule_of(config)) == (55, 1000, 55, 55, 0)
     assert config.schedule.after == "constant"
     found = {name: (average.start, average.every) for name, average in config.averaging.items()}
-    assert found == {"s": (41.25, 1), "f": (41.25, 1), "e": (0, 0)}
+    # The last thirteen epochs and the one before them: fourteen iterates, of which the end is one.
+    assert found == {"s": (42, 1), "f": (42, 1), "e": (0, 0)}
     config = from_flags("--schedule.steps", "2500")
     assert (config.schedule.epochs, config.batch.steps) == (3, 834)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
 import shlex
 from pathlib import Path
@@ -90,10 +91,10 @@ def test_the_frontiers_candidates(tuning: ModuleType) -> None:
     assert product[f"{quick} optimiser.lr=0.1 optimiser.weight_decay=1e-3"] == pytest.approx(4 * usual)
     assert {config.model.width for text, config in found.items() if text.startswith("cifar100")} == {64, 128}
     assert all(config.schedule.length == config.schedule.epochs for config in found.values())
-    # However long a run is, its averages begin at its half, and after three quarters of it.
+    # However long a run is, its averages begin at its half, and after three quarters of it, in whole epochs.
     for config in found.values():
-        begun = {name: (config.averaging[name].start or 0) / config.schedule.length for name in ("half", "often")}
-        assert begun == {"half": 0.5, "often": 0.75}
+        begun, length = {name: config.averaging[name].start for name in ("half", "often")}, config.schedule.length
+        assert begun == {"half": 0.5 * length, "often": math.ceil(0.75 * length)}
     averages = found[f"{quick} as it is"].averaging
     assert {name: average.kind for name, average in averages.items()} == {
         **{"ema": "ema", "fast_swa": "fast-swa", "last": "last"},

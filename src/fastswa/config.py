@@ -422,7 +422,8 @@ def resolved(config: Config) -> Config:
     cycle = schedule.cycle if schedule.after == "cycles" else 0.0
     # A descent that ends at zero, or is not followed by anything, leaves nothing to average: its last quarter is.
     goes_on = cycle or (schedule.period > schedule.length and schedule.epochs > schedule.length)
-    last = schedule.length if goes_on else 0.75 * schedule.length
+    # In whole epochs where it has some, so that the end itself is averaged too.
+    last = schedule.length - (0.0 if goes_on else schedule.length // 4 or schedule.length / 4)
     defaults = {
         # fast-SWA averages ten times a cycle: k = 3 for c = 30, 20 for c = 200, as in the paper.
         "swa": (last, cycle or 1.0),
