@@ -188,6 +188,19 @@ def test_flexmatch_thresholds_follow_what_was_learnt() -> None:
     assert after([unsure], [10])[1] == pytest.approx(found)
 
 
+@pytest.mark.parametrize("first_is_certain", [True, False])
+def test_flexmatch_remembers_the_certain_one_of_two_guesses_at_an_image(first_is_certain: bool) -> None:
+    """Few unlabelled images fill a batch more than once."""
+    method = method_of("flexmatch", images=20, threshold=0.9)
+    assert isinstance(method, FlexMatch)
+    method.introduce(10, torch.full((20,), -1))
+    rows = [[0.03, 0.95, 0.02], [0.5, 0.3, 0.2]]
+    method.passing(guess_of(rows if first_is_certain else rows[::-1]), torch.tensor([10, 10]))
+    assert {image: label for image, label in enumerate(method.learnt.tolist()) if label != -1} == {10: 1}
+    # Of guesses that are not certain none counts.
+    assert method.thresholds().tolist() == pytest.approx([0, 0.9 * (1 / 9) / (2 - 1 / 9), 0])
+
+
 def test_freematch_thresholds_are_running_means() -> None:
     method = method_of("freematch", threshold_decay=0.9)
     assert isinstance(method, FreeMatch)

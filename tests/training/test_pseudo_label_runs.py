@@ -96,7 +96,7 @@ def test_reused_labelled_images_are_guessed_at_and_no_guess_at_them_counts_as_kn
     assert again.sum() > 40
     assert int(method.memory["seen"]) == 20 * 75
     assert int(method.memory["known"]) == 20 * 75 - int(again.sum())
-    remembered = (method.memory["learnt"] >= 0).nonzero().flatten()
+    remembered = (method.learnt >= 0).nonzero().flatten()
     assert remembered.tolist() == rows[:, 25:].unique().tolist()
 
 

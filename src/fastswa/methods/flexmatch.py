@@ -25,13 +25,18 @@ class FlexMatch(PseudoLabels):
 
     def __init__(self, config: MethodConfig, *, images: int, classes: int) -> None:
         super().__init__(config, images=images, classes=classes)
-        self.memory["learnt"] = torch.full((images,), NONE, dtype=torch.int64)
+        # The last place takes the guesses that are not certain: an image may come twice in a batch, certain once.
+        self.memory["learnt"] = torch.full((images + 1,), NONE, dtype=torch.int64)
+
+    @property
+    def learnt(self) -> Tensor:
+        """The class of each image's last certain guess, or NONE, (images,) int64."""
+        return self.memory["learnt"][:-1]
 
     def thresholds(self) -> Tensor:
         """T(c) of each class, (K,) float32."""
-        learnt = self.memory["learnt"]
-        classes = torch.arange(len(self.memory["passed"]), device=learnt.device)
-        counts = (learnt[:, None] == classes).sum(dim=0)
+        classes = torch.arange(len(self.memory["passed"]), device=self.learnt.device)
+        counts = (self.learnt[:, None] == classes).sum(dim=0)
         status = counts / torch.maximum(counts.max(), self.unlabelled - counts.sum()).clamp(min=1)
         return self.config.threshold * status / (2.0 - status)
 
@@ -39,11 +44,11 @@ class FlexMatch(PseudoLabels):
         passing = guess.certainty >= self.thresholds()[guess.label]
         certain = guess.certainty >= self.config.threshold
         learnt = self.memory["learnt"]
-        learnt.index_copy_(0, index, torch.where(certain, guess.label, learnt[index]))
+        learnt.index_copy_(0, index.where(certain, len(learnt) - 1), guess.label)
         return passing
 
     def _warning(self, passing: float, shares: list[float]) -> str | None:
-        if bool((self.memory["learnt"] == NONE).all()):
+        if bool((self.learnt == NONE).all()):
             return (
                 f"method {self.config.name}: no prediction on any unlabelled image has reached method.threshold "
                 f"({self.config.threshold}) so far, so that every guess passes; it may be early, else lower it."
