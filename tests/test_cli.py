@@ -54,14 +54,14 @@ WRONG = {
     f"{TRAIN} --method mean-teachr": "unknown method 'mean-teachr'; did you mean mean-teacher?",
     f"{TRAIN} --model cnn31": "unknown model 'cnn31'; did you mean cnn13?",
     f"{TRAIN} --data.source cifar11": (
-        "there is no data source 'cifar11' (known: digits, cifar10, cifar100, stl10, mnist, usps), "
+        "there is no data source 'cifar11' (known: digits, cifar10, cifar100, stl10, mnist, usps, usps-margin), "
         "nor a folder, manifest or .npz file of that name here; did you mean 'cifar10'?"
     ),
     f"{TRAIN} --data.source=": "data.source is empty; name a data set, a folder, a manifest or an .npz file.",
     f"{TRAIN} --data.source fotos": (
         "fotos: there is no such folder or file, neither here nor under data (data.root), nor a data source of that "
-        "name (known: digits, cifar10, cifar100, stl10, mnist, usps); run the command where the path begins, or set "
-        "data.root to that folder."
+        "name (known: digits, cifar10, cifar100, stl10, mnist, usps, usps-margin); run the command where the path "
+        "begins, or set data.root to that folder."
     ),
     f"{TRAIN} --epcohs 3": "unknown setting --epcohs; did you mean epochs?",
     f"{TRAIN} --averaging.swa.evry 3": "unknown setting --averaging.swa.evry; did you mean averaging.NAME.every?",

@@ -122,8 +122,8 @@ def test_images_of_a_run_that_lie_elsewhere_are_named(
     assert (answer.code, answer.out) == (2, "")
     assert answer.err == (
         "fastswa: fotos: there is no such folder or file, neither here nor under data (data.root), nor a data source "
-        "of that name (known: digits, cifar10, cifar100, stl10, mnist, usps); run the command where the path begins, "
-        "or set data.root to that folder.\n"
+        "of that name (known: digits, cifar10, cifar100, stl10, mnist, usps, usps-margin); run the command where the "
+        "path begins, or set data.root to that folder.\n"
     )
 
 

@@ -151,16 +151,20 @@ def test_domain_adaptation_is_trained_kept_and_shown(domains: Path, command: Com
         line["error"] for line in metrics(domains / "runs" / "sweep" / TO_USPS / "seed-4")
     ]
     shown = json.loads(command("table", "domain-adaptation", "--json").out)["cells"]
-    teachers = {record["target"]: record for record in shown if record["network"] == "teacher"}
-    assert [record["seeds"] for record in teachers.values()] == [[], [3, 4], [3, 4]]
+    teachers = {f"{record['source']}-{record['target']}": record for record in shown if record["network"] == "teacher"}
+    trained = {pair: record["seeds"] for pair, record in teachers.items()}
+    assert {pair for pair, seeds in trained.items() if seeds == [3, 4]} == {"mnist-usps", "usps-mnist"}
+    assert {pair for pair, seeds in trained.items() if seeds == []} == {
+        *("cifar10-stl10", "mnist-usps-margin", "usps-margin-mnist")
+    }
     mean = sum(one["metrics"][-1]["error"]["teacher"] for one in kept) / 2
-    assert teachers["usps"]["our_error"] == pytest.approx(mean, abs=1e-4)
+    assert teachers["mnist-usps"]["our_error"] == pytest.approx(mean, abs=1e-4)
     per_step = [record["status"] for record in shown if record["network"] == "every_step"]
-    assert per_step == ["not measured", "measured", "measured"]
+    assert per_step == ["not measured", *["measured"] * 2, *["not measured"] * 2]
 
 
 def test_a_pair_without_its_images_fails_alone_and_a_stopped_one_goes_on(domains: Path, command: Command) -> None:
-    words = ("sweep", "domain-adaptation", "--methods", "self-ensembling", "--seeds", "3")
+    words = ("sweep", "domain-adaptation", "--recipes", f"{TO_STL},{TO_USPS},{TO_MNIST}", "--seeds", "3")
     answer = command(*words, "--epochs", "1")
     assert answer.code == 1
     lines = answer.out.splitlines()

@@ -41,7 +41,10 @@ SomeSection = TypeVar("SomeSection", bound=Section)
 class DataConfig(Section):
     source: str = Field(
         "digits",
-        description="digits, cifar10, cifar100, stl10, mnist, usps, or one's own: a folder, a manifest, an .npz file",
+        description=(
+            "digits, cifar10, cifar100, stl10, mnist, usps, usps-margin, "
+            "or one's own: a folder, a manifest, an .npz file"
+        ),
     )
     root: str = Field(
         "data", description="where downloaded data sets lie, and own ones whose relative path leads nowhere from here"

@@ -234,4 +234,6 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "empty holds no image (JPEG, PNG, WebP or BMP)" in refusal(tmp_path / "empty")
     (tmp_path / "words.txt").touch()
-    assert "is none of digits, cifar10, cifar100, stl10, mnist, usps, a folder" in refusal(tmp_path / "words.txt")
+    assert "is none of digits, cifar10, cifar100, stl10, mnist, usps, usps-margin, a folder" in refusal(
+        tmp_path / "words.txt"
+    )

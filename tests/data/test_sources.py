@@ -21,7 +21,7 @@ FIRST = """
 
 
 def test_names() -> None:
-    assert list(SOURCES) == ["digits", "cifar10", "cifar100", "stl10", "mnist", "usps"]
+    assert list(SOURCES) == ["digits", "cifar10", "cifar100", "stl10", "mnist", "usps", "usps-margin"]
 
 
 @pytest.mark.parametrize(("name", "near"), [("cifar-10", "cifar10"), ("CIFAR100", "cifar100"), ("digit", "digits")])
@@ -31,7 +31,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, near: str, tmp_
 
 
 def test_a_name_like_none_of_them_is_answered_with_all(tmp_path: Path) -> None:
-    known = "digits, cifar10, cifar100, stl10, mnist, usps"
+    known = "digits, cifar10, cifar100, stl10, mnist, usps, usps-margin"
     nowhere = rf"^imagenet: there is no such folder or file, neither here nor under {tmp_path} \(data\.root\), "
     ending = r"; run the command where the path begins, or set data\.root to that folder\.$"
     with pytest.raises(RequestError, match=rf"{nowhere}nor a data source of that name \(known: {known}\){ending}"):

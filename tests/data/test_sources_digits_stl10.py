@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fastswa.data.images import Dataset
 from fastswa.data.sources import load
@@ -162,6 +163,28 @@ def test_stl10_from_an_npz_file_of_either_size(side: int, tmp_path: Path) -> Non
     np.savez(tmp_path / "stl10-32.npz", x_train=pixels[:, :1], y_train=labels, x_test=pixels[:, :1], y_test=labels)
     with pytest.raises(RequestError, match="is not STL-10"):
         load("stl10", tmp_path)
+
+
+def test_usps_with_a_margin_is_laid_out_as_mnist(tmp_path: Path) -> None:
+    """Every image enlarged to 20x20 in the middle of 28x28, with nothing around it."""
+    (tmp_path / "SUBSET").touch()
+    pixels = np.random.default_rng(2).integers(1, 256, (6, 16, 16), dtype=np.uint8)
+    pixels[0] = 200
+    labels = np.arange(6)
+    np.savez(tmp_path / "usps.npz", x_train=pixels, y_train=labels, x_test=pixels[:2], y_test=labels[:2])
+    plain, dataset = load("usps", tmp_path), load("usps-margin", tmp_path)
+    assert plain.test is not None
+    assert dataset.test is not None
+    for with_margin, without in ((dataset.train, plain.train), (dataset.test, plain.test)):
+        assert with_margin.shape == (1, 28, 28)
+        assert with_margin.labels.tolist() == without.labels.tolist()
+        middle = with_margin.pixels[..., 4:24, 4:24]
+        assert int(with_margin.pixels.sum(dtype=np.int64)) == int(middle.sum(dtype=np.int64))
+        for image, small in zip(middle, without.pixels, strict=True):
+            picture = Image.fromarray(small[0]).resize((20, 20), Image.Resampling.LANCZOS)
+            assert np.array_equal(image[0], np.asarray(picture))
+    assert (dataset.train.pixels[0, 0, 4:24, 4:24] == 200).all()
+    assert dataset.classes == plain.classes
 
 
 @pytest.mark.skipif(not (SHARED / "digits" / "mnist.npz").exists(), reason="the real digits are not here")

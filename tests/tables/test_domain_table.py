@@ -64,7 +64,9 @@ def test_settings_are_those_of_the_experiment() -> None:
     assert averages == {"fast_swa": ("fast-swa", 500, 1), "every_step": ("fast-swa", 500, 0)}
 
 
-@pytest.mark.parametrize("name", ["cifar10-stl10", "mnist-usps", "usps-mnist"])
+@pytest.mark.parametrize(
+    "name", ["cifar10-stl10", "mnist-usps", "usps-mnist", "mnist-usps-margin", "usps-margin-mnist"]
+)
 def test_source_only_is_the_same_without_the_targets_half_of_a_batch(name: str) -> None:
     with_target, without = config_of(f"{name}-self-ensembling"), config_of(f"{name}-source-only")
     assert without.method.name == "supervised"

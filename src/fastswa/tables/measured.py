@@ -31,6 +31,8 @@ PUBLISHED_IMAGES = {
     ("cifar10", "stl10"): (45_000, 7_200),
     ("mnist", "usps"): (60_000, 2_007),
     ("usps", "mnist"): (7_291, 10_000),
+    ("mnist", "usps-margin"): (60_000, 2_007),
+    ("usps-margin", "mnist"): (7_291, 10_000),
 }
 # Files, which lie elsewhere on every machine: their names are what counts.
 _FILES = ("data.extra", "data.extra_file")

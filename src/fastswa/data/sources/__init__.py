@@ -23,6 +23,7 @@ SOURCES: dict[str, str] = {
     "stl10": "fastswa.data.sources.stl10:load_stl10",
     "mnist": "fastswa.data.sources.mnist:load_mnist",
     "usps": "fastswa.data.sources.mnist:load_usps",
+    "usps-margin": "fastswa.data.sources.mnist:load_usps_margin",
 }
 MANIFESTS = (".csv", ".tsv")
 _OWN = "a folder, a .csv/.tsv manifest or an .npz file"

@@ -3,15 +3,19 @@
 `mnist.npz` or `usps.npz` (x_train, y_train, x_test, y_test) is preferred. IDX files have MNIST's published names,
 with or without `usps-` before them; MNIST is told from USPS by the size of its images. They lie in the folder of
 downloaded sets or in one below it. A folder that holds a file named `SUBSET` may hold fewer images than published.
+
+MNIST's digits fill 20x20 of their 28x28 pixels, those of USPS all of their 16x16: brought to one size they differ by a
+factor of 1.4. `usps-margin` is USPS laid out as MNIST is.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from fastswa.data.fit import fit_set
 from fastswa.data.images import Dataset, ImageSet
 from fastswa.data.published import ELSEWHERE, SUBSET
 from fastswa.data.sources.idx import idx_shape, read_idx
@@ -34,6 +38,7 @@ class _Published:
 
 _MNIST = _Published("mnist", "MNIST", 28, 60_000, 10_000)
 _USPS = _Published("usps", "USPS", 16, 7_291, 2_007)
+_DIGIT = 20  # the side of the box that MNIST's digits were made to fill
 
 
 def load_mnist(root: Path) -> Dataset:
@@ -44,6 +49,19 @@ def load_mnist(root: Path) -> Dataset:
 def load_usps(root: Path) -> Dataset:
     """USPS: 7,291 training and 2,007 test images, (N, 1, 16, 16), 10 classes."""
     return _load(_USPS, Path(root))
+
+
+def load_usps_margin(root: Path) -> Dataset:
+    """USPS enlarged to 20x20 in the middle of 28x28, (N, 1, 28, 28), 10 classes."""
+    usps = load_usps(root)
+    assert usps.test is not None
+    return replace(usps, train=_with_margin(usps.train), test=_with_margin(usps.test))
+
+
+def _with_margin(images: ImageSet) -> ImageSet:
+    rim = (_MNIST.side - _DIGIT) // 2
+    pixels = np.pad(fit_set(images, (1, _DIGIT, _DIGIT)).pixels, ((0, 0), (0, 0), (rim, rim), (rim, rim)))
+    return replace(images, pixels=pixels, name=f"{images.name} with a margin")
 
 
 def _load(published: _Published, root: Path) -> Dataset:
