@@ -16,9 +16,10 @@ import torch
 from fastswa.config import DeviceConfig
 from fastswa.errors import RequestError
 from fastswa.modelfile import find_model, load_model, read_facts, save_temperature, softmax
+from fastswa.training.again import images_of_run, refuse_other_classes, refuse_other_held_out
 from fastswa.training.device import choose_compute
 from fastswa.training.folder import RunFolder
-from fastswa.training.setup import load_data, split_of
+from fastswa.training.setup import split_of
 
 HOTTEST = 100.0  # beyond it, or below its inverse, no temperature is believed
 BINS = 15
@@ -106,12 +107,16 @@ def calibrate_run(path: Path, device: str = "auto") -> list[Calibration]:
     chosen = find_model(path)
     if read_facts(chosen).features:
         raise RequestError(f"{path} was trained on feature vectors; only image classifiers can be calibrated.")
-    dataset = load_data(config)
+    images = images_of_run(path, config)
+    dataset = images.dataset
     held_out = split_of(config, dataset).validation
     if not len(held_out):
         raise RequestError(
             f"{path} held out no validation images to fit a temperature on; train it with --split.validation N."
         )
+    for file in (path / "models").glob("*.safetensors"):
+        refuse_other_classes(path, read_facts(file), dataset)
+    refuse_other_held_out(path, images, "put them back, or train anew")
     parts = {"validation": (dataset.train, held_out)}
     if dataset.test is not None:
         parts["test"] = (dataset.test, np.arange(len(dataset.test)))
@@ -119,12 +124,10 @@ def calibrate_run(path: Path, device: str = "auto") -> list[Calibration]:
     results = {}
     for file in sorted((path / "models").glob("*.safetensors")):
         model = load_model(file).to(where)
-        if (model.classes, model.facts.shape) != (dataset.classes, dataset.train.shape):
-            raise RequestError(f"{path}: the data set has changed since; its classes or image size are others now.")
         model.facts = replace(model.facts, temperature=1.0)
         # In arrays of its own: a memory map cannot become a tensor.
-        logits = {name: model.logits(torch.from_numpy(np.array(i.pixels[rows]))) for name, (i, rows) in parts.items()}
-        labels = {name: i.labels[rows] for name, (i, rows) in parts.items()}
+        logits = {name: model.logits(torch.from_numpy(np.array(s.pixels[rows]))) for name, (s, rows) in parts.items()}
+        labels = {name: s.labels[rows] for name, (s, rows) in parts.items()}
         results[file] = _calibration(file.stem, logits, labels)
     for file, result in results.items():
         save_temperature(file, result.temperature or 1.0)

@@ -19,8 +19,9 @@ from fastswa.data.inputs import Inputs, SetInputs
 from fastswa.data.sources import MANIFESTS
 from fastswa.errors import RequestError, RunError
 from fastswa.modelfile import TrainedModel, likeliest, softmax
+from fastswa.training.again import images_of_run, refuse_other_held_out
 from fastswa.training.folder import RunFolder
-from fastswa.training.setup import load_data, split_of, unlabelled_of
+from fastswa.training.setup import split_of, unlabelled_of
 
 FORMS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl"}
 Progress = Callable[[int], None]
@@ -61,7 +62,10 @@ def predicted(model: TrainedModel, inputs: Iterable[Inputs], workers: int | None
 def part_of_run(run: Path, part: str) -> SetInputs:
     """A part of the images that a run was trained on, as its split has them."""
     config = RunFolder.open(run).config()
-    dataset = load_data(config)
+    now = images_of_run(run, config)
+    dataset = now.dataset
+    if part in ("labelled", "validation"):
+        refuse_other_held_out(run, now, f"--part {part} would not be what it was")
     if part == "test":
         if dataset.test is None:
             raise RequestError(f"--part: {run} has no test images.")

@@ -13,6 +13,7 @@ from report_runs import folder, train_own
 from fastswa.report.compare import comparison_page
 from fastswa.report.record import RunRecord, read_run, short_names
 from fastswa.report.words import setting
+from fastswa.training.folder import RunFolder
 from tiny_runs import StoppingWatcher, tiny, train
 
 SUMMED = "Test error in percent, mean ± standard deviation over seeds"
@@ -163,6 +164,7 @@ def test_data_that_lie_elsewhere_are_the_same_data(tmp_path: Path) -> None:
     assert cells(page, SUMMED)[1][:2] == ["here and 1 more", "2"]
     for facts in (tmp_path / "there" / "checkpoint").glob("*/facts.json"):
         facts.write_text("torn")
+    RunFolder(tmp_path / "there").amend_environment(content=None)
     both = runs(tmp_path, "here", "there")
     assert "were measured on different data" in check(comparison_page(both)).words
 

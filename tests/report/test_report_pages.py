@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 import os
@@ -298,11 +299,29 @@ def test_a_test_image_among_the_labelled_ones_is_told(tmp_path: Path) -> None:
 
 
 def test_images_that_changed_since_are_told(own: Path) -> None:
+    """By their content; where nothing tells of that, by an error that more than three images explain."""
     run = read_run(own)
     found = look_at(run, "cpu", suggestions=1, unlabelled=10)
-    assert not any("have changed since" in remark.text for remark in remarks(run, found))
-    run.metrics[-1]["error"]["fast_swa"] += 12.5
-    assert any("have changed since" in remark.text for remark in remarks(run, found))
+    assert found.changed is False
+    assert found.measured is not None
+    one = 100.0 / found.measured.count
+
+    def told(changed: bool | None, images: int) -> list[str]:
+        metrics = [*run.metrics[:-1], copy.deepcopy(run.metrics[-1])]
+        metrics[-1]["error"]["fast_swa"] += images * one
+        every = remarks(replace(run, metrics=metrics), replace(found, changed=changed))
+        assert all(remark.grave for remark in every if "changed since" in remark.text)
+        return [remark.text for remark in every if "changed since" in remark.text]
+
+    assert not told(False, 0)
+    assert not told(False, 4)
+    assert told(True, 0) == ["The images or labels have changed since the run was trained."]
+    assert not told(None, 3)
+    (text,) = told(None, 4)
+    then, now = (f"{error:.2f}%" for error in (found.measured.error + 4 * one, found.measured.error))
+    assert text == (
+        f"The images or labels have changed since the run was trained: its test error was {then} and is {now} now."
+    )
 
 
 def test_classes_without_an_image_are_not_said_to_be_never_answered(own: Path) -> None:

@@ -7,7 +7,6 @@ from hashlib import blake2b
 
 import numpy as np
 
-from fastswa.config import DeviceConfig
 from fastswa.data.features import FeatureSet
 from fastswa.data.images import Dataset, ImageSet
 from fastswa.data.splits import Split
@@ -19,8 +18,9 @@ from fastswa.report.predictions import Predictions, features, predict
 from fastswa.report.record import RunRecord
 from fastswa.report.suggest import SURE, suggest
 from fastswa.report.thumbnails import thumbnail
-from fastswa.training.device import Compute, choose_compute, settings_of
-from fastswa.training.setup import load_data, split_of, unlabelled_of
+from fastswa.training.again import images_of_run
+from fastswa.training.device import Compute, choose_compute, looking_on, settings_of
+from fastswa.training.setup import split_of, unlabelled_of
 
 SHOWN = 24
 _LABELLED_COMPARED = 2000
@@ -69,7 +69,8 @@ class Doubts:
 
 @dataclass(frozen=True)
 class Findings:
-    """`counts` are the images of each part of the data; `leaks` the test images that are labelled ones as well."""
+    """`counts` are the images of each part of the data; `leaks` the test images that are labelled ones as well;
+    `changed` says whether images or labels were others in training, None where nothing tells."""
 
     network: str
     epoch: float
@@ -81,6 +82,7 @@ class Findings:
     measured: Measured | None
     doubts: Doubts | None
     leaks: int
+    changed: bool | None = None
 
 
 def look_at(run: RunRecord, device: str, *, suggestions: int, unlabelled: int) -> Findings:
@@ -89,12 +91,13 @@ def look_at(run: RunRecord, device: str, *, suggestions: int, unlabelled: int) -
     Refuses where there is no model yet or the images are not what they were.
     """
     model = load_model(run.path)
-    dataset = load_data(run.config)
+    images = images_of_run(run.path, run.config)
+    dataset = images.dataset
     if dataset.train.shape != model.facts.shape or dataset.classes != model.classes:
         raise RequestError("the images are no longer those of the run: their size or their classes differ")
     split = split_of(run.config, dataset)
     source_test = None if dataset.domains is None else dataset.domains.source_test
-    compute = choose_compute(DeviceConfig(name=device))
+    compute = choose_compute(looking_on(device, run.config.device))
     with settings_of(compute, run.config.device.threads):
         model.to(compute.device)
         return Findings(
@@ -114,6 +117,7 @@ def look_at(run: RunRecord, device: str, *, suggestions: int, unlabelled: int) -
             measured=_measure(model, dataset, split, compute),
             doubts=_doubts(model, dataset, split, compute, run.config.seed, suggestions, unlabelled),
             leaks=_leaks(dataset, split),
+            changed=images.changed,
         )
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastswa.config import Config
+from fastswa.training.again import content_of
 from fastswa.training.feed import learning_rate
 from fastswa.training.folder import RunFolder, preferred
 
@@ -35,7 +34,7 @@ class Cost:
 class RunRecord:
     """A run as its folder tells it; `models_epoch` is that of the models in it, None where there are none.
 
-    `content` is what it knows images of one's own by, wherever they lie; None where it keeps no checkpoint of them.
+    `content` is what it knows images of one's own by, wherever they lie; None where it notes none.
     """
 
     path: Path
@@ -143,18 +142,10 @@ class RunRecord:
 def read_run(path: Path) -> RunRecord:
     """The record of a run folder; refuses one that holds no run."""
     folder = RunFolder.open(path)
-    content = _content(folder.checkpoints)
+    content = content_of(path)
     return RunRecord(
         path, folder.config(), folder.metrics(), folder.known_environment(), folder.models_epoch(), content
     )
-
-
-def _content(checkpoints: Path) -> str | None:
-    """The digest of one's own images and labels that the last readable checkpoint notes."""
-    for facts in sorted(checkpoints.glob("step-*/facts.json"), reverse=True):
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            return json.loads(facts.read_text("utf-8"))["fingerprint"].partition(".")[2] or None
-    return None
 
 
 def short_names(runs: Sequence[RunRecord]) -> list[str]:

@@ -11,8 +11,8 @@ from fastswa.report.record import SETS, RunRecord
 from fastswa.report.words import listed, percent, plural
 
 FEW_IMAGES = 200
-# Points by which the model may differ from the run's own last figure: other arithmetic moves a few images.
-_SAME = 0.5
+# By what the model may differ from the run's own last figure, as other arithmetic moves a few images: points, images.
+_SAME, _MOVED = 0.5, 3
 
 
 @dataclass(frozen=True)
@@ -83,22 +83,35 @@ def _of_the_images(run: RunRecord, found: Findings) -> list[Remark]:
                     f"each of them is {one:.1f} points."
                 )
             )
+    made += _of_changes(run, found)
     if found.measured is not None:
         made += _of_the_measurement(run, found, found.measured)
     return made
 
 
+def _of_changes(run: RunRecord, found: Findings) -> list[Remark]:
+    """That the images are others now: by their content, or where nothing tells, by an error that is another."""
+    measured = found.measured
+    moved = "" if measured is None else _another_error(run, found, measured)
+    if not (moved if found.changed is None else found.changed):
+        return []
+    held_out = measured is not None and measured.images == "validation"
+    learnt = "; images held out now may be among those that it learnt from" if held_out else ""
+    return [Remark(f"The images or labels have changed since the run was trained{moved}{learnt}.", grave=True)]
+
+
+def _another_error(run: RunRecord, found: Findings, measured: Measured) -> str:
+    """What the run's error was and is, if rounding does not explain the difference."""
+    then = run.final(measured.images).get(found.network)
+    if then is None or found.epoch != run.epoch:
+        return ""
+    if abs(then - measured.error) <= max(_SAME, 100.0 * (_MOVED + 0.5) / measured.count):
+        return ""
+    return f": its {measured.images} error was {percent(then)} and is {percent(measured.error)} now"
+
+
 def _of_the_measurement(run: RunRecord, found: Findings, measured: Measured) -> list[Remark]:
     made: list[Remark] = []
-    then = run.final(measured.images).get(found.network)
-    if then is not None and found.epoch == run.epoch and abs(then - measured.error) > _SAME:
-        made.append(
-            Remark(
-                f"The run measured {percent(then)} on its {measured.images} images, and the model now makes "
-                f"{percent(measured.error)}: the images have changed since.",
-                grave=True,
-            )
-        )
     chance = 100.0 * (1.0 - 1.0 / len(found.classes))
     if measured.error > 0.9 * chance:
         made.append(

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 from fastswa.errors import RequestError
 from fastswa.flips import FlipAveraged
-from fastswa.modelfile import load_model
+from fastswa.modelfile import load_model, read_facts
+from fastswa.training.again import images_of_run, refuse_other_classes, refuse_other_held_out
 from fastswa.training.device import choose_compute, looking_on, settings_of
 from fastswa.training.folder import RunFolder
-from fastswa.training.setup import load_data, prepare
+from fastswa.training.setup import prepare
 
 
-def evaluate_run(path: Path, device: str = "auto", *, flips: bool = False) -> dict[str, dict[str, dict[str, float]]]:
+def evaluate_run(
+    path: Path, device: str = "auto", *, flips: bool = False, say: Callable[[str], None] = lambda line: None
+) -> dict[str, dict[str, dict[str, float]]]:
     """Figures of every network that a finished run holds: by set of images, network and figure.
 
-    With `flips` also, as NAME+flips, those of its mean over an image and its mirror image.
+    With `flips` also, as NAME+flips, those of its mean over an image and its mirror image. Where images or labels are
+    others than in training, those held out may have been learnt from: they are left out, and `say` hears of it.
     """
     folder = RunFolder.open(path)
     config = folder.config()
@@ -27,13 +32,24 @@ def evaluate_run(path: Path, device: str = "auto", *, flips: bool = False) -> di
     compute = choose_compute(config.device)
     figures: dict[str, dict[str, dict[str, float]]] = {}
     with settings_of(compute, config.device.threads):
-        material = prepare(config, load_data(config), compute)
-        if not material.evaluators:
+        images = images_of_run(path, config)
+        for file in files:
+            refuse_other_classes(path, read_facts(file), images.dataset)
+        evaluators = {**prepare(config, images.dataset, compute).evaluators}
+        if not evaluators:
             raise RequestError(f"{path} has neither test nor validation images to be measured on.")
+        if images.changed and "validation" in evaluators:
+            del evaluators["validation"]
+            if not evaluators:
+                refuse_other_held_out(path, images, "put them back, or train anew")
+            say(
+                f"the images or labels of {path} are not those that it was trained on: validation errors are left out, "
+                "as images held out now may be among those that it learnt from."
+            )
         for file in files:
             network = load_model(file).network.to(compute.device, compute.dtype)
-            for images, evaluator in material.evaluators.items():
-                found = figures.setdefault(images, {})
+            for name, evaluator in evaluators.items():
+                found = figures.setdefault(name, {})
                 found[file.stem] = evaluator(network, compute.arithmetic())
                 if flips:
                     found[f"{file.stem}+flips"] = evaluator(FlipAveraged(network), compute.arithmetic())

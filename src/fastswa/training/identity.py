@@ -38,6 +38,11 @@ def identity(settings: Mapping[str, Any]) -> str:
     return fingerprint({**settings, "data": {**data, **own}})
 
 
+def content_in(mark: str) -> str:
+    """The digest of images of one's own and their labels in a checkpoint's mark of its run; empty if there is none."""
+    return mark.partition(".")[2]
+
+
 def is_own(source: str | None) -> bool:
     """Whether it names data of one's own, wherever they lie or no longer lie."""
     return source is not None and source not in SOURCES

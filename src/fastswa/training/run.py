@@ -28,6 +28,7 @@ from fastswa.training.fork import parent_layer as parent_layer
 from fastswa.training.identity import (
     MOVABLE,
     changed,
+    content_in,
     identities,
     identity,
     images_of,
@@ -79,6 +80,12 @@ class NewRun:
         if config.start.run is None:
             return None
         parent = fork(config, trainer.state, trainer.pace, say)
+        known, now = content_in(parent["fingerprint"]), content_in(trainer.fingerprint)
+        if len(trainer.material.split.validation) and known and now and known != now:
+            say(
+                f"the images or labels are not those that {parent['run']} was trained on: images held out now may be "
+                "among those that it learnt from, and validation errors flatter."
+            )
         if trainer.epoch >= config.schedule.epochs:
             raise RequestError(
                 f"{parent['run']} is at epoch {trainer.epoch:g} already, and schedule.epochs is "
@@ -90,6 +97,7 @@ class NewRun:
         """The run made ready: checked, its folder written."""
         dataset = load_data(config)
         config = with_data_defaults(config, dataset)
+        compute = choose_compute(config.device)
         # Settled, as a resume may be on another device: the arithmetic is part of what a run is.
         settled = config.device.model_copy(update={"precision": compute.precision})
         config = config.model_copy(update={"device": settled})
@@ -173,7 +181,7 @@ class OldRun:
         """The run made ready where it stopped; `finished` if there is nothing left to do."""
         folder = RunFolder.open(self.path)
         checkpoint = self._checkpoint(config, say)
-        content = "" if checkpoint is None else checkpoint.facts["fingerprint"].partition(".")[2]
+        content = "" if checkpoint is None else content_in(checkpoint.facts["fingerprint"])
         dataset = load_data(config)
         if content and content != dataset.digest():
             raise changed(f"the images or labels of {' or '.join(sources(config))}", self.path)
@@ -328,7 +336,9 @@ def _steps(begun: Begun | None, number: int, failures: dict[int, Exception]) -> 
 def _facts(trainer: Trainer, dataset: Dataset, together: int, parent: Mapping[str, Any] | None) -> dict[str, Any]:
     """Where and how a run computes, on which images and beside how many others, for its record."""
     how = {**trainer.compute.facts(), "engine": trainer.step.engine}
-    return {**how, **images_of(trainer, dataset), "together": together, "parent": parent}
+    content = content_in(trainer.fingerprint)
+    own = {"content": content} if content else {}
+    return {**how, **images_of(trainer, dataset), **own, "together": together, "parent": parent}
 
 
 def _watched(config: Config, watcher: Watcher, path: Path) -> Watcher:

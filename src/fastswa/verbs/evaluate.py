@@ -11,7 +11,7 @@ from fastswa.errors import RequestError
 
 
 def run(arguments: Arguments) -> int:
-    from fastswa.console import print_figures
+    from fastswa.console import print_figures, say
     from fastswa.training.finished import evaluate_run
 
     path = Path(arguments.target("run folder"))
@@ -21,7 +21,7 @@ def run(arguments: Arguments) -> int:
             f"{path} is a file, and evaluate takes run folders; a model file is for `fastswa predict {file} IMAGES` "
             f"or `fastswa export {file}`."
         )
-    figures = evaluate_run(path, arguments.options.get("--device", "auto"), flips="--flips" in arguments)
+    figures = evaluate_run(path, arguments.options.get("--device", "auto"), flips="--flips" in arguments, say=say)
     if "--json" in arguments:
         print(json.dumps(figures))
     else:
