@@ -2,6 +2,7 @@
 
     python benchmarks/own_images.py IMAGES.npz [--labels 100] [--splits 1,2,3] [--minutes 5] [--record FILE]
     python benchmarks/own_images.py IMAGES.npz --methods fixmatch,mean-teacher,supervised --validation 5000
+    python benchmarks/own_images.py IMAGES.npz --methods fixmatch,fixmatch+device.precision=fp32 --validation 5000
     python benchmarks/own_images.py IMAGES.npz --labels 500 --splits 1 --keep FOLDER
 
 Makes a folder for each split from an .npz file (x_train, y_train, x_test, y_test, classes if it has them; `digits` are
@@ -9,8 +10,9 @@ the embedded ones): a few training images under labeled/CLASS/, all others under
 test/CLASS/. Then runs `fastswa check` (which also prepares the images, so that both trainings find them prepared),
 `fastswa train FOLDER --minutes M` and the same with `--method supervised`, one after the other, and compares the test
 errors of the models that they offer for use. `--methods` names others to compare than `fixmatch,supervised`, of which
-the first is set against the last; with `--validation N` as many training images take the place of the test images, to
-choose by. With `--keep` it only makes the folder of the first split, to try the commands on by hand.
+the first is set against the last, with changed settings where +SETTING=VALUE follows one; with `--validation N` as many
+training images take the place of the test images, to choose by. With `--keep` it only makes the folder of the first
+split, to try the commands on by hand.
 """
 
 from __future__ import annotations
@@ -134,7 +136,9 @@ def main() -> None:
                 run = Path(work) / f"run-{split}-{method}"
                 words = ["train", str(folder), "--minutes", arguments.minutes, "--seed", str(split), "--out", str(run)]
                 # The default as it is, and the baseline by the one word that makes it so.
-                words += ["--method", method] if method != METHODS[0] else []
+                name, *settings = method.split("+")
+                words += ["--method", name] if name != METHODS[0] else []
+                words += [word for setting in settings for word in f"--{setting}".split("=", 1)]
                 (result,), seconds = fastswa(*words)
                 # Neither may have had less time than the other: other work while a step is measured shortens a run.
                 if not 0.8 <= seconds / (60 * float(arguments.minutes)) <= 1.25:
@@ -142,7 +146,8 @@ def main() -> None:
                 error = offered(run, result["last"])
                 errors[method].append(error)
                 rows.append({"split": split, "method": method, "error": error, "seconds": round(seconds, 1)} | result)
-                print(f"split {split}: {method} {error:.2f}% in {seconds:.0f} s", flush=True)
+                steps = result["last"]["step"]
+                print(f"split {split}: {method} {error:.2f}% in {seconds:.0f} s, {steps:,} steps", flush=True)
     means = {method: mean(errors[method]) for method in methods}
     ours, baseline = means[methods[0]], means[methods[-1]]
     fewer = 100 * (1 - ours / baseline)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from conftest import Command
@@ -19,6 +20,7 @@ from fastswa.defaults import described, own_data_defaults
 from fastswa.errors import RequestError
 from fastswa.layers import build_config, own_data_layer, to_toml
 from fastswa.models import refuse_size
+from fastswa.training import setup
 from fastswa.training.device import choose_compute
 from fastswa.training.folder import RunFolder
 from fastswa.training.setup import prepare
@@ -37,8 +39,8 @@ def data(
     return Dataset(ImageSet(pixels, known, names), tests if test else None)
 
 
-def chosen(dataset: Dataset, *given: dict[str, Any], gpu: bool = False) -> Config:
-    return own_data_defaults(build_config(own_data_layer("mine"), *given), dataset, gpu=gpu)
+def chosen(dataset: Dataset, *given: dict[str, Any], gpu: bool = False, bf16: bool = False) -> Config:
+    return own_data_defaults(build_config(own_data_layer("mine"), *given), dataset, gpu=gpu, bf16=bf16)
 
 
 @pytest.mark.parametrize(
@@ -234,6 +236,58 @@ def test_what_was_chosen_is_told_in_a_few_lines() -> None:
     assert lines[1] == "there are no unlabelled images: training is supervised only"
     assert lines[3] == "images of 100 pixels take long on a CPU; --data.size 64 would be several times faster"
     assert lines[-1] == "method: supervised; batches of 100"
+
+
+@pytest.mark.parametrize(
+    ("side", "gpu", "bf16", "given", "precision"),
+    [
+        (28, False, True, {}, "bf16"),
+        (28, False, True, {"precision": "auto"}, "bf16"),
+        (8, False, True, {}, "auto"),  # convolutions are too short to gain
+        (28, False, False, {}, "auto"),  # imitated, 16 bits would be slower
+        (28, True, True, {}, "auto"),  # the device decides
+        (28, False, True, {"precision": "fp32"}, "fp32"),
+        (28, False, True, {"engine": "compiled"}, "auto"),
+    ],
+)
+def test_a_cpu_with_instructions_for_16_bits_uses_them(
+    side: int, gpu: bool, bf16: bool, given: dict[str, str], precision: str
+) -> None:
+    dataset = data([0, 1] * 10, 30, (1, side, side))
+    config = chosen(dataset, {"device": given}, gpu=gpu, bf16=bf16)
+    assert config.device.precision == precision
+    told = "arithmetic: 16 bits in the network, 32 elsewhere (device.precision)"
+    assert (told in described(config, dataset, gpu=gpu)) is (precision == "bf16")
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_run_computes_in_what_suits_the_machine_and_goes_on_in_it(
+    native: bool, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 12, 12), dtype=np.uint8)
+    np.savez(tmp_path / "mine.npz", x_train=pixels, y_train=np.arange(40) % 2)
+    seen = list[torch.dtype]()
+    convolve = torch.nn.functional.conv2d
+
+    def watched(x: torch.Tensor, weight: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+        out = convolve(x, weight, *others, **named)
+        seen.append(out.dtype)
+        return out
+
+    monkeypatch.setattr(torch.nn.functional, "conv2d", watched)
+    monkeypatch.setattr(setup, "native_bf16", lambda: native)
+    answer = command("train", tmp_path / "mine.npz", "--out", tmp_path / "run", *QUICK)
+    assert answer.code == 0, answer.err
+    precision, dtype = ("bf16", torch.bfloat16) if native else ("fp32", torch.float32)
+    assert RunFolder(tmp_path / "run").config().device.precision == precision
+    assert RunFolder(tmp_path / "run").known_environment()["precision"] == precision
+    assert seen
+    assert set(seen) == {dtype}
+    # On a machine of the other kind.
+    monkeypatch.setattr(setup, "native_bf16", lambda: not native)
+    seen.clear()
+    assert command("resume", tmp_path / "run", "--epochs", "3", "--no-report").code == 0
+    assert set(seen) == {dtype}
 
 
 def put(path: Path, value: int) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fastswa.config import Config, DeviceConfig, ModelConfig
 from fastswa.data.images import Dataset
 from fastswa.data.sources import SOURCES, is_own_data
-from fastswa.defaults import own_data_defaults
 from fastswa.errors import RequestError
 from fastswa.evaluate import Evaluator
 from fastswa.layers import build_config, recipe_names, target_layer
@@ -24,7 +23,7 @@ from fastswa.noise import Noise
 from fastswa.training.device import Compute, choose_compute
 from fastswa.training.folder import RunFolder
 from fastswa.training.refresh import Refresher
-from fastswa.training.setup import Material, load_data, prepare
+from fastswa.training.setup import Material, load_data, prepare, suited
 
 _TIMM = "timm:"
 
@@ -106,7 +105,7 @@ def images_for(source: str, root: str, facts: ModelFacts | None, model: str | No
         # Refuses sizes that the network cannot take, and nothing else.
         config = config.model_copy(update={"model": ModelConfig(name=architecture, heads=1)})
     if not of_run and (config.data.source in SOURCES or is_own_data(source)):
-        config = own_data_defaults(config, dataset, gpu=compute.device.type == "cuda")
+        config = suited(config, dataset)
     material = prepare(config, dataset, compute)
     measured = material.evaluators
     if facts is not None and facts.classes != dataset.classes:

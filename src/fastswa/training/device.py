@@ -89,6 +89,13 @@ def choose_compute(config: DeviceConfig) -> Compute:
     return Compute(device, precision, engine, config.deterministic)
 
 
+@cache
+def native_bf16() -> bool:
+    """Whether this machine's CPU has instructions for 16-bit matrices (AVX512-BF16 or AMX); others imitate them."""
+    asked = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, bool)() for name in asked)
+
+
 def looking_on(name: str, config: DeviceConfig) -> DeviceConfig:
     """The settings for looking at a run on the device `name`: as it computed, but tf32 exists on GPUs only."""
     exact = config.precision == "tf32" and _device(name).type != "cuda"

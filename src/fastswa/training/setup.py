@@ -28,7 +28,7 @@ from fastswa.errors import RequestError
 from fastswa.evaluate import Agreement, Evaluator
 from fastswa.methods import method_class
 from fastswa.modelfile import ModelFacts
-from fastswa.training.device import Compute, choose_compute
+from fastswa.training.device import Compute, choose_compute, native_bf16
 from fastswa.training.window import Window, bring_over, on_device
 
 NETWORK_OPTIONS = ("dropout", "width", "weight_norm", "activation", "padded")
@@ -79,7 +79,13 @@ def with_data_defaults(config: Config, dataset: Dataset) -> Config:
     """The configuration with what depends on the data filled in: everything that nobody gave for one's own data."""
     if config.data.source in SOURCES:
         return config.model_copy(update={"split": filled(config.split, validation=0)})
-    return own_data_defaults(config, dataset, gpu=choose_compute(config.device).device.type == "cuda")
+    return suited(config, dataset)
+
+
+def suited(config: Config, dataset: Dataset) -> Config:
+    """The configuration with everything that nobody gave filled in as suits these data and this machine."""
+    gpu = choose_compute(config.device).device.type == "cuda"
+    return own_data_defaults(config, dataset, gpu=gpu, bf16=native_bf16())
 
 
 def load_data(config: Config) -> Dataset:
