@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fastswa
-from fastswa.arrays import is_unlabelled, to_pixels, white_of
+from fastswa.arrays import as_labels, is_unlabelled, to_pixels, white_of
 from fastswa.data.sources.digits import load_digits
 from fastswa.methods.flexmatch import FlexMatch
 
@@ -166,10 +167,101 @@ def test_every_method_takes_images_and_feature_vectors(
         (["cat", "?", "dog", "dog"], "?", [0, 1, 0, 0]),
         (np.array(["cat", None, "", -1, float("nan")], dtype=object), -1, [0, 1, 1, 1, 1]),
         ([True, False], -1, [0, 0]),
+        (np.array(["cat", "-1", "dog"]), -1, [0, 1, 0]),
+        (np.array(["cat", "-1", "dog"], dtype=object), -1, [0, 1, 0]),
+        (np.array(["cat", "None", ""]), None, [0, 0, 1]),
+        (["cat", "dog", float("nan")], -1, [0, 0, 1]),
+        ([0, None, -1, 1, np.int64(-1), -1.0], -1, [0, 1, 1, 0, 1, 1]),
+        ([0, None, -1, 1], None, [0, 1, 0, 0]),
+        ([True, False, -1, 1], True, [1, 0, 0, 1]),
+        ([torch.tensor(0), torch.tensor(-1)], -1, [0, 1]),
+        ([0, np.ma.masked, 1], -1, [0, 1, 0]),
     ],
 )
 def test_which_labels_count_as_none(labels: Any, value: Any, expected: list[int]) -> None:
-    assert is_unlabelled(np.asarray(labels), value).tolist() == [bool(e) for e in expected]
+    assert is_unlabelled(as_labels(labels), value).tolist() == [bool(e) for e in expected]
+
+
+class NotAvailable:
+    """Like pandas' NA, which answers comparisons with itself and has no truth."""
+
+    def __eq__(self, other: object) -> Any:
+        return self
+
+    def __bool__(self) -> bool:
+        raise TypeError("boolean value of NA is ambiguous")
+
+
+class Column:
+    """Like a column of pandas or polars: no array, but it can become one."""
+
+    def __init__(self, *labels: Any, dtype: Any = object) -> None:
+        self.labels, self.dtype = np.array(labels, dtype), dtype
+
+
+class Convertible(Column):
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.labels
+
+
+class WithToNumpy(Column):
+    def to_numpy(self) -> np.ndarray:
+        return self.labels
+
+
+NAN = float("nan")
+KNOWN = [
+    # What y is, its classes and their kind of number, and the class of each row.
+    (["setosa", "other", NAN, "other"], ["other", "setosa"], "U", [1, 0, -1, 0]),
+    (["setosa", None, "", -1, "-1", "other"], ["other", "setosa"], "U", [1, -1, -1, -1, -1, 0]),
+    ([np.str_("b"), None, np.str_("a")], ["a", "b"], "U", [1, -1, 0]),
+    (np.array(["setosa", NAN, "other"], dtype=object), ["other", "setosa"], "O", [1, -1, 0]),
+    (np.array(["b", "", "a"]), ["a", "b"], "U", [1, -1, 0]),
+    ([7, None, 3], [3, 7], "i", [1, -1, 0]),
+    ((7, NAN, -1, 3), [3, 7], "i", [1, -1, -1, 0]),
+    ([0, -1, 1], [0, 1], "i", [0, -1, 1]),
+    ([np.uint8(7), None, np.uint8(3)], [3, 7], "u", [1, -1, 0]),
+    (np.array([0, -1, 1], dtype=object), [0, 1], "i", [0, -1, 1]),
+    (np.array([0, NAN, None, 1], dtype=object), [0, 1], "i", [0, -1, -1, 1]),
+    (np.array([0, -1, 1], dtype=np.int8), [0, 1], "i", [0, -1, 1]),
+    (np.array([0, 255, 255], dtype=np.uint8), [0, 255], "u", [0, 1, 1]),
+    (np.array([2.0, NAN, -1, 1.0]), [1.0, 2.0], "f", [1, -1, -1, 0]),
+    ([True, None, False], [False, True], "b", [1, -1, 0]),
+    ([True, -1, False], [False, True], "b", [1, -1, 0]),
+    ([True, 0, None, 2], [0, 1, 2], "i", [1, 0, -1, 2]),
+    (np.array([True, None, False], dtype=object), [False, True], "b", [1, -1, 0]),
+    (np.array([True, False]), [False, True], "b", [1, 0]),
+    (np.ma.masked_array([5, 5, 6, 7], mask=[0, 0, 1, 0]), [5, 7], "i", [0, 0, -1, 1]),
+    (np.ma.masked_array([5, -1, 7]), [5, 7], "i", [0, -1, 1]),
+    (np.ma.masked_array(["b", "c", "a"], mask=[0, 1, 0]), ["a", "b"], "U", [1, -1, 0]),
+    (Convertible(1, NotAvailable(), 0), [0, 1], "i", [1, -1, 0]),
+    (Convertible(True, NotAvailable(), False), [False, True], "b", [1, -1, 0]),
+    (Convertible("b", NAN, "a"), ["a", "b"], "O", [1, -1, 0]),
+    (Convertible(1, -1, 0, dtype=np.int64), [0, 1], "i", [1, -1, 0]),
+    (WithToNumpy(1, None, 0), [0, 1], "i", [1, -1, 0]),
+    (torch.tensor([4, -1, 2]), [2, 4], "i", [1, -1, 0]),
+]
+
+
+@pytest.mark.parametrize(("y", "classes", "kind", "numbers"), KNOWN)
+def test_labels_are_what_they_would_be_without_the_gaps(
+    y: Any, classes: list[Any], kind: str, numbers: list[int]
+) -> None:
+    classifier = Classifier()
+    assert classifier._labels(np.zeros((len(numbers), 2)), y).tolist() == numbers
+    assert classifier.classes_.tolist() == classes
+    assert classifier.classes_.dtype.kind == kind
+
+
+def test_a_fit_with_gaps_in_a_list_is_the_fit_with_minus_one() -> None:
+    X, _, few = strips()
+    plain = Classifier(**SHORT).fit(X, few)
+    for gap in (None, float("nan")):
+        listed = Classifier(**SHORT).fit(X, [gap if label == -1 else int(label) for label in few])
+        assert np.array_equal(listed.predict_proba(X), plain.predict_proba(X))
+    truth = Classifier(**SHORT).fit(X, [None if label == -1 else bool(label) for label in few])
+    assert truth.predict(X).dtype == bool
+    assert np.array_equal(truth.predict(X), plain.predict(X) == 1)
 
 
 def test_text_labels_with_gaps() -> None:
@@ -202,6 +294,39 @@ def test_images_in_any_form_are_the_same_pixels(
     assert pixels.dtype == np.uint8
     assert pixels.flags["C_CONTIGUOUS"]
     assert all(np.array_equal(channel, digits[0]) for channel in pixels.swapaxes(0, 1))
+
+
+def test_resized_floats_overshoot_white_a_little(digits: tuple[np.ndarray, np.ndarray]) -> None:
+    for dtype in (np.float32, np.float64):
+        images = (digits[0] / 255).astype(dtype)
+        for brightest in (np.nextafter(dtype(1), dtype(2)), 1.004, 1.01):
+            images[0, 0, 0] = brightest
+            assert white_of(images) == 1
+            assert np.array_equal(to_pixels(images, 1)[1:, 0], digits[0][1:])
+            assert to_pixels(images, 1)[0, 0, 0, 0] == 255
+        images[0, 0, 0] = 1.02
+        assert white_of(images) == 255
+        with pytest.warns(
+            UserWarning, match=r"^the images reach no further than 1\.02 where 255 is white, so that they"
+        ):
+            to_pixels(images, 255)
+        with pytest.raises(ValueError, match=r"between 0 and 1, and these go from 0 to 1\.02"):
+            to_pixels(images, 1)
+
+
+@pytest.mark.parametrize("white", [255, 1])
+def test_floats_on_a_smaller_scale_than_those_of_fit_are_a_warning(
+    digits: tuple[np.ndarray, np.ndarray], white: int
+) -> None:
+    images = digits[0][:20] / 255 * white
+    fitted = Classifier(**SHORT).fit(images, digits[1][:20])
+    assert fitted.white_ == white
+    with pytest.warns(UserWarning, match=rf"than {white / 255:g} where {white} is white.*; scale them if") as warned:
+        fitted.predict(images / 255)
+    assert [warning.filename for warning in warned] == [__file__]
+    # Errors here, as all warnings are: black is black on any scale, and 3% of white is no wrong scale.
+    fitted.predict(np.zeros_like(images))
+    fitted.predict(images * 0.03)
 
 
 def test_truth_values_are_black_and_white() -> None:
@@ -246,6 +371,25 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "unknown setting method.wieght; did you mean weight",
     ),
     "no effect": (lambda: Classifier("pi", settings={"method": {"xi": 1}}).fit(X3, Y), "method.xi has no effect"),
+    "settings as text": (
+        lambda: Classifier(settings="x").fit(X3, Y),  # type: ignore[arg-type]
+        r"""^settings must be a mapping such as \{"augment": \{"flip": True\}\}, not 'x'\.$""",
+    ),
+    "a method as text": (
+        lambda: Classifier(settings={"method": "pi"}).fit(X3, Y),
+        r"""^settings: method must be a mapping such as \{"name": "pi"\}, not 'pi'\.$""",
+    ),
+    "settings as a list": (lambda: Classifier(settings=[]).fit(X3, Y), r"^settings must be a mapping .*, not \[\]\.$"),  # type: ignore[arg-type]
+    "lists as labels": (
+        lambda: Classifier().fit(X3, [[0], [0, 1], None, None, None, None]),
+        "multi-label|Unknown label",
+    ),
+    "continuous": (lambda: Classifier().fit(X3, [0.5, 1.5, None, None, None, None]), "Unknown label type: continuous"),
+    "infinite": (
+        lambda: Classifier().fit(X3, np.array([float("inf"), 1, None, 0, 0, 0], dtype=object)),
+        "Input y contains infinity",
+    ),
+    "all masked": (lambda: Classifier().fit(X3, np.ma.masked_all(6, int)), "y holds no label"),
     "both lengths": (
         lambda: Classifier(minutes=1, epochs=2).fit(X3, Y),
         "^minutes and epochs both say how long to train",
@@ -329,6 +473,16 @@ def test_a_saved_model_loads_without_scikit_learn(digits: tuple[np.ndarray, np.n
         loaded.predict(X[:, :5])
 
 
+def test_a_method_among_the_settings_is_taken_for_features_too(digits: tuple[np.ndarray, np.ndarray]) -> None:
+    images, labels = digits
+    rows = images.reshape(len(images), -1).astype(float)
+    short = {"epochs": 1, "random_state": 0, "device": "cpu"}
+    named = Classifier(**short, settings={"method": {"name": "pi"}}).fit(rows, labels)
+    plain, pi = Classifier(**short).fit(rows, labels), Classifier("pi", **short).fit(rows, labels)
+    assert np.array_equal(named.predict_proba(rows), pi.predict_proba(rows))
+    assert not np.array_equal(named.predict_proba(rows), plain.predict_proba(rows))
+
+
 def test_nothing_is_written_or_printed(
     digits: tuple[np.ndarray, np.ndarray],
     tmp_path: Path,
@@ -339,6 +493,24 @@ def test_nothing_is_written_or_printed(
     Classifier(**SHORT).fit(*digits)
     assert list(tmp_path.iterdir()) == []
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
+def test_torch_is_left_as_it_was_whatever_its_mode(
+    digits: tuple[np.ndarray, np.ndarray], without_gradients: Callable[[], Any]
+) -> None:
+    images, labels = digits
+    expected = Classifier(**SHORT).fit(images, labels).predict_proba(images)
+    state = torch.get_rng_state()
+    with without_gradients():
+        fitted = Classifier(**SHORT).fit(images, labels)
+        assert not torch.is_grad_enabled()
+        again = pickle.loads(pickle.dumps(fitted))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.is_grad_enabled()
+    for classifier in (fitted, again):
+        assert np.array_equal(classifier.predict_proba(images), expected)
+        assert not any(parameter.is_inference() for parameter in classifier.model_.parameters())
 
 
 def test_minutes_decide_the_length() -> None:

@@ -12,18 +12,17 @@ import numpy as np
 import torch
 
 from fastswa.api import Quiet
-from fastswa.arrays import class_numbers, is_unlabelled, to_pixels, white_of
+from fastswa.arrays import as_labels, is_unlabelled, of_one_type, to_pixels, white_of
 from fastswa.config import Config
 from fastswa.data.features import FeatureSet, feature_dataset
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
-from fastswa.defaults import own_data_defaults
 from fastswa.errors import RequestError, RunError, installing
 from fastswa.layers import AVERAGES, build_config, flatten, merge
 from fastswa.methods import method_class, refuse_unused
 from fastswa.modelfile import model_bytes, model_of_bytes, save_model
 from fastswa.training.budget import DECIDED, Budget
-from fastswa.training.device import choose_compute
 from fastswa.training.memory import train_in_memory
+from fastswa.training.setup import suited
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -97,23 +96,34 @@ class Classifier(ClassifierMixin, BaseEstimator):
         rows = self._rows(X, fitting=True)
         dataset = self._dataset(rows, self._labels(rows, y))
         config = self._config(dataset)
-        given = {"evaluation.every", *flatten(self.settings or {})} | (
+        given = {"evaluation.every", *flatten(self._given())} | (
             {"schedule.epochs"} if self.epochs is not None else set()
         )
         budget = None if self.minutes is None else Budget(self.minutes, given)
-        self.model_, self.history_ = train_in_memory(config, dataset, Quiet(), budget)
+        with torch.inference_mode(False), torch.enable_grad():
+            self.model_, self.history_ = train_in_memory(config, dataset, Quiet(), budget)
         return self
 
+    def _given(self) -> Mapping[str, Any]:
+        """The settings, if they are a mapping."""
+        given = {} if self.settings is None else self.settings
+        if not isinstance(given, Mapping):
+            raise ValueError(f'settings must be a mapping such as {{"augment": {{"flip": True}}}}, not {given!r}.')
+        return given
+
     def _config(self, dataset: Dataset) -> Config:
-        given = self.settings or {}
+        given = self._given()
         self._refuse_length(flatten(given))
         for name in flatten(given):
             if name.partition(".")[0] in _IDLE:
                 raise ValueError(f"settings: {name} has no effect on rows in memory; leave it out.")
         features = isinstance(dataset.train, FeatureSet)
-        method = self.method or ("mean-teacher" if features else None)
+        named = given.get("method", {})
+        if not isinstance(named, Mapping):
+            raise ValueError(f'settings: method must be a mapping such as {{"name": "pi"}}, not {named!r}.')
+        method = self.method or named.get("name") or ("mean-teacher" if features else None)
         if method is not None:
-            refuse_unused(method, given.get("method", {}))
+            refuse_unused(method, named)
             given = merge(given, {"method": {"name": method}})
         device = {"name": self.device, "engine": _engine(self.device)}
         config = build_config(
@@ -130,7 +140,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
             raise ValueError("settings: schedule.epochs must be above zero, not 0.")
         if features:
             return config
-        return own_data_defaults(config, dataset, gpu=choose_compute(config.device).device.type == "cuda")
+        return suited(config, dataset)
 
     def _refuse_length(self, given: Collection[str]) -> None:
         """ValueError where the length is no number above zero, or is said twice, `given` settings included."""
@@ -198,17 +208,23 @@ class Classifier(ClassifierMixin, BaseEstimator):
         """(N,) class numbers, `UNLABELLED` where there is none; sets `classes_`."""
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
-        labels = column_or_1d(y, warn=True)
+        labels = column_or_1d(as_labels(y), warn=True)
         check_consistent_length(rows, labels)
         absent = is_unlabelled(labels, self.unlabelled)
+        if isinstance(y, np.ma.MaskedArray):
+            absent |= np.ma.getmaskarray(y).ravel()
         if absent.all():
             raise ValueError("y holds no label; at least two classes are needed.")
-        assert_all_finite(labels[~absent], input_name="y")
-        check_classification_targets(labels[~absent])
-        self.classes_ = np.unique(labels[~absent])
+        # Without the gaps, as None hides that the rest are numbers. An array of objects that are text is kept as one.
+        present = of_one_type(labels[~absent], text=not hasattr(y, "__array__"))
+        assert_all_finite(present, input_name="y")
+        check_classification_targets(present)
+        self.classes_, positions = np.unique(present, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"y holds one class only ({self.classes_[0]}); at least two are needed.")
-        return class_numbers(labels, self.classes_, absent)
+        numbers = np.full(len(labels), UNLABELLED, dtype=np.int64)
+        numbers[~absent] = positions
+        return numbers
 
     def _dataset(self, rows: np.ndarray, labels: np.ndarray) -> Dataset:
         names = tuple(str(label) for label in self.classes_)

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from fastswa.evaluate import evaluating
 from fastswa.registry import nearest
 from fastswa.whole import reason, replacing
 
+# Held while a network draws its weights.
+_DRAWING = Lock()
 # One image in any form that `TrainedModel.predict` takes.
 Picture = np.ndarray | Tensor | Image.Image | str | os.PathLike[str]
 
@@ -60,17 +63,23 @@ class ModelFacts:
     def of(self, network: str) -> ModelFacts:
         return replace(self, network=network)
 
-    def build(self, pretrained: bool = False) -> nn.Module:
-        """The network, freshly initialised; `pretrained` where it has weights to start from."""
-        network = models.build(
-            self.architecture,
-            channels=self.shape[0],
-            classes=len(self.classes),
-            heads=self.heads,
-            size=min(self.shape[1:]),
-            **self.options,
-            **({"pretrained": True} if pretrained else {}),
-        )
+    def build(self, pretrained: bool = False, seed: int | None = None) -> nn.Module:
+        """The network, freshly initialised, by `seed` if there is one; `pretrained` where it has weights to start from.
+
+        Modules draw their weights from torch's one generator, which is left to its other users as it was.
+        """
+        with _DRAWING, torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+            if seed is not None:
+                torch.manual_seed(seed)
+            network = models.build(
+                self.architecture,
+                channels=self.shape[0],
+                classes=len(self.classes),
+                heads=self.heads,
+                size=min(self.shape[1:]),
+                **self.options,
+                **({"pretrained": True} if pretrained else {}),
+            )
         return folded(network) if self.folded else network
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,17 @@ import pytest
 import torch
 from PIL import Image
 
+import fastswa
+from fastswa.analysis.subject import flat
 from fastswa.data.features import feature_dataset
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
 from fastswa.errors import RequestError
 from fastswa.layers import build_config, own_data_layer
+from fastswa.modelfile import read_facts
 from fastswa.training.device import choose_compute
 from fastswa.training.run import train_new
 from fastswa.training.setup import prepare, with_data_defaults
+from fastswa.training.state import build_network
 from tiny_runs import StoppingWatcher, assert_same_run, make_trainer, train
 
 
@@ -139,3 +144,19 @@ def test_strong_views_of_feature_vectors_are_refused() -> None:
     rows = feature_dataset(np.random.default_rng(0).normal(size=(200, 5)), np.arange(200) % 2, ("a", "b"))
     with pytest.raises(RequestError, match="strong views are made of images, and these are feature vectors"):
         prepare(config, rows, choose_compute(config.device))
+
+
+def test_networks_begin_by_their_seed_alone_whatever_other_threads_draw(finished: Path) -> None:
+    """torch has one generator, from which a network's first weights are drawn; who else uses it notices nothing."""
+    facts = read_facts(finished / "model.safetensors")
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    alone = {seed: flat(list(build_network(facts, seed, "student").parameters())) for seed in range(8)}
+    fastswa.load(finished)
+    assert torch.equal(torch.rand(3), expected)
+    assert not torch.equal(alone[0], alone[1])
+    with ThreadPoolExecutor(4) as pool:
+        seeds = [seed for _ in range(10) for seed in alone]
+        found = pool.map(lambda seed: flat(list(build_network(facts, seed, "student").parameters())), seeds)
+        assert all(torch.equal(one, alone[seed]) for seed, one in zip(seeds, found, strict=True))

@@ -165,9 +165,7 @@ def build_state(
 
 def build_network(facts: ModelFacts, seed: int, purpose: str, pretrained: bool = False) -> nn.Module:
     """A freshly initialised network in training mode; the same for a seed on every device."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(seed, f"init/{purpose}"))
-        return facts.build(pretrained).train()
+    return facts.build(pretrained, derive_seed(seed, f"init/{purpose}")).train()
 
 
 @contextmanager
