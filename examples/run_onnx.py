@@ -20,6 +20,8 @@ import onnxruntime
 from PIL import Image, ImageOps
 
 SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".dib"}
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB")  # what a file is counts, not what it is called
+MAX_PIXELS = 64_000_000
 BATCH = 256
 
 
@@ -27,6 +29,8 @@ def plain(image: Image.Image, mode: str) -> Image.Image:
     """The picture in 8 bits and the colours of `mode`: 16-bit grey scaled down, transparent pixels on white."""
     if image.mode.startswith("I"):
         wide = np.clip(np.asarray(image).astype(np.int64), 0, 65535)
+        if "transparency" in image.info:
+            wide[wide == image.info["transparency"]] = 65535
         return Image.fromarray(((wide + 128) // 257).astype(np.uint8)).convert(mode)
     if "transparency" in image.info or image.mode in ("LA", "La", "PA", "RGBA", "RGBa"):
         page = Image.new("RGBA", image.size, "white")
@@ -41,14 +45,21 @@ def images_under(folder: str, entered: set[str]) -> Iterator[str]:
         return
     entered.add(place)
     paths = [f"{folder}/{name}" for name in sorted(os.listdir(folder)) if not name.startswith(".")]
-    yield from (path for path in paths if Path(path).suffix.lower() in SUFFIXES and not os.path.isdir(path))
+    yield from (path for path in paths if Path(path).suffix.lower() in SUFFIXES and is_file(path))
     for inner in filter(os.path.isdir, paths):
         yield from images_under(inner, entered)
 
 
+def is_file(path: str) -> bool:
+    """Whether it is a file, or a link that leads nowhere, which reading will say; not a pipe, which would never end."""
+    return os.path.isfile(path) or (os.path.islink(path) and not os.path.exists(path))
+
+
 def read(path: str, channels: int, height: int, width: int) -> np.ndarray:
     """(channels, height, width) uint8: upright, in the model's colours, the shorter side fitted, the overhang cut."""
-    with Image.open(path) as opened:
+    with Image.open(path, formats=FORMATS) as opened:
+        if opened.width * opened.height > MAX_PIXELS:
+            raise ValueError(f"has more than {MAX_PIXELS // 10**6} million pixels")
         image = plain(ImageOps.exif_transpose(opened), "L" if channels == 1 else "RGB")
     if image.size != (width, height):
         scale = min(image.width / width, image.height / height)
@@ -70,7 +81,7 @@ def classified(model: Path, files: Sequence[str]) -> Iterator[tuple[str, str, fl
         for file in files[start : start + BATCH]:
             try:
                 some[file] = read(file, channels, height, width)
-            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            except (OSError, ValueError, SyntaxError) as error:
                 print(f"{file} is left out: {error}", file=sys.stderr)
         if not some:
             continue
@@ -87,6 +98,7 @@ def main() -> int:
     parser.add_argument("model", type=Path)
     parser.add_argument("images", type=Path, nargs="+")
     arguments = parser.parse_args()
+    Image.MAX_IMAGE_PIXELS = None  # Pillow warns at a number of its own; MAX_PIXELS is the limit here
     for path in (arguments.model, *arguments.images):
         if not path.exists():
             parser.error(f"{path}: there is no such file or folder.")

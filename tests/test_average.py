@@ -87,6 +87,28 @@ def test_weights_of_two_precisions_come_out_in_the_wider() -> None:
     assert mean.tensors()["w"].item() == pytest.approx((1 / 3 + half.item()) / 2, abs=1e-7)
 
 
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_floats_of_8_bits_are_averaged_too(kind: torch.dtype) -> None:
+    mean = Mean()
+    for number, value in enumerate([1.0, 1.5, 3.5]):
+        mean.add(Weights(str(number), {"w": torch.tensor([value]).to(kind)}))
+    assert mean.tensors()["w"].dtype == kind
+    assert mean.tensors()["w"].float().item() == 2.0
+    mean.add(Weights("3", {"w": torch.tensor([2.5], dtype=torch.float16)}))
+    assert mean.tensors()["w"].dtype == torch.float16
+    assert mean.tensors()["w"].item() == torch.tensor(8.5 / 4).half().item()
+    with pytest.raises(RequestError, match=r"^4: w is not finite; leave this checkpoint out\.$"):
+        mean.add(Weights("4", {"w": torch.tensor([float("nan")]).to(kind)}))
+
+
+def test_two_kinds_of_8_bits_come_out_in_32() -> None:
+    mean = Mean()
+    for kind in (torch.float8_e4m3fn, torch.float8_e5m2):
+        mean.add(Weights(str(kind), {"w": torch.tensor([1.25]).to(kind)}))
+    assert mean.tensors()["w"].dtype == torch.float32
+    assert mean.tensors()["w"].item() == 1.25
+
+
 def test_complex_weights_are_averaged() -> None:
     mean = Mean()
     for name, value in (("a", 1 + 2j), ("b", 4j)):
@@ -344,6 +366,26 @@ def test_images_of_other_classes_refresh_but_do_not_measure(finished: Path, tmp_
     assert not torch.equal(load_file(out)[name], models(finished)[f"teacher.safetensors/{name}"])
 
 
+def test_damaged_statistics_do_not_matter_where_they_are_refreshed(
+    finished: Path, tmp_path: Path, command: Command
+) -> None:
+    tensors = models(finished)
+    damaged = {
+        name.removeprefix("teacher.safetensors/"): t for name, t in tensors.items() if name.startswith("teacher.")
+    }
+    damaged["block1.0.norm.running_mean"] = torch.full_like(damaged["block1.0.norm.running_mean"], float("nan"))
+    save_file(damaged, tmp_path / "damaged.safetensors")
+    words = [finished / "models" / "student.safetensors", tmp_path / "damaged.safetensors"]
+    out = tmp_path / "out.safetensors"
+    answer = command("average", *words, "--no-refresh", "--out", out)
+    assert answer.code == 2
+    assert "damaged.safetensors: block1.0.norm.running_mean is not finite; leave this checkpoint out." in answer.err
+    assert command("average", *reversed(words), "--no-refresh", "--out", out).code == 0  # the last one's are kept
+    out.unlink()
+    assert command("average", *words, "--data", finished, "--out", out).code == 0
+    assert bool(load_file(out)["block1.0.norm.running_mean"].isfinite().all())
+
+
 def test_labelled_images_are_measured_on_where_there_is_no_test_set(
     finished: Path, tmp_path: Path, command: Command
 ) -> None:
@@ -378,10 +420,35 @@ def test_what_cannot_be_averaged_is_one_sentence(
     Path("cut.safetensors").write_bytes((finished / "model.safetensors").read_bytes()[:-9])
     Path("cut.pt").write_bytes(Path("0.pt").read_bytes()[:300])
     Path("there.safetensors").touch()
+    Path("sharded").mkdir()
+    for name in ("model.safetensors.index.json", "sharded/model-00001-of-00002.safetensors"):
+        Path(name).write_text("{}")
+    torch.save({**torch.load("1.pt"), "norm.running_var": torch.full((4,), float("nan"))}, "nan.pt")
     cases = {
         (one,): "name at least two checkpoints to average.",
         (one, one): f"{one} is named twice.",
-        ("0.pt", "./0.pt", "--no-refresh"): "0.pt is named twice.",
+        ("0.pt", "./0.pt", "--no-refresh"): "./0.pt is named twice, first as 0.pt.",
+        (
+            str(finished),
+            f"{finished}/model.safetensors",
+        ): f"{finished}/model.safetensors is named twice, first as {finished}",
+        (
+            f"{finished}/models/swa.safetensors",
+            str(finished),
+            "--network",
+            "swa",
+        ): f"{finished} is named twice, first as",
+        (one, two, "--out", "mean.pt"): "--out: mean.pt must end in .safetensors.",
+        (one, two, "--out", "mean"): "--out: mean must end in .safetensors.",
+        (
+            "model.safetensors.index.json",
+            one,
+        ): "model.safetensors.index.json is one checkpoint in several files, which are",
+        (
+            "sharded",
+            one,
+        ): "sharded is one checkpoint in several files, which are not read; join them into one file first.",
+        ("0.pt", "nan.pt", "--no-refresh"): "nan.pt: norm.running_var is not finite; leave this checkpoint out.",
         (one, "nothing"): "there is no checkpoint nothing.",
         (one, f"{finished}@9"): "keeps no checkpoint of epoch 9",
         (one, two, "--network", "ema2"): "has no network 'ema2'; there are: ema, fast_swa, student, swa, teacher.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -106,6 +107,35 @@ def test_an_exported_model_says_alone_what_fastswa_says(
     assert len(ours) == 40
     assert [row[:2] for row in alone] == [row[:2] for row in ours]
     assert [float(row[2]) for row in alone] == pytest.approx([float(row[2]) for row in ours], abs=1e-5)
+
+
+def test_what_fastswa_refuses_an_exported_model_refuses_alone(finished: Path, command: Command, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    images = tmp_path / "images"
+    images.mkdir()
+    digits = load_digits().test
+    assert digits is not None
+    grey = Image.fromarray(digits.pixels[0, 0]).resize((20, 20))
+    grey.save(images / "0.png")
+    wide = np.asarray(grey).astype(np.uint16) * 257
+    Image.fromarray(wide).save(images / "1.png", transparency=int(wide[10, 10]))
+    grey.save(images / "gif.jpg", format="GIF")
+    grey.save(images / "tiff.png", format="TIFF")
+    Image.new("1", (9000, 8000)).save(images / "large.png")
+    (images / "gone.png").symlink_to("nowhere.png")
+    os.mkfifo(images / "pipe.png")
+    assert command("export", finished, "--out", tmp_path / "model.onnx").code == 0
+    words = [sys.executable, str(EXAMPLES / "run_onnx.py"), str(tmp_path / "model.onnx"), str(images)]
+    answer = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
+    out = tmp_path / "predicted.csv"
+    assert command("predict", finished, images, "--top-k", "1", "--out", out).code == 0
+    _, *ours = csv.reader(out.read_text().splitlines())
+    refused = [row[0] for row in ours if row[3]]
+    assert [Path(name).name for name in refused] == ["gif.jpg", "gone.png", "large.png", "tiff.png"]
+    assert [line.partition(" is left out: ")[0] for line in answer.stderr.splitlines()] == refused
+    alone = [(name, label, float(sure)) for name, label, sure in list(csv.reader(answer.stdout.splitlines()))[1:]]
+    assert alone == [(row[0], row[1], pytest.approx(float(row[2]), abs=1e-5)) for row in ours if not row[3]]
+    assert [Path(name).name for name, _, _ in alone] == ["0.png", "1.png"]
 
 
 def test_a_reader_that_has_enough_ends_it_quietly(finished: Path, command: Command, tmp_path: Path) -> None:

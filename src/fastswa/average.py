@@ -15,7 +15,7 @@ from fastswa.errors import RequestError, RunError
 from fastswa.modelfile import ModelFacts, metadata_of, write_tensors
 from fastswa.stage import Stage, facts_of_run, images_for, stage_for
 from fastswa.training.device import settings_of
-from fastswa.weights import Weights, read_weights
+from fastswa.weights import Weights, place_of, read_weights
 from fastswa.whole import reason, refuse_unwritable
 
 Say = Callable[[str], None]
@@ -42,13 +42,16 @@ class Mean:
         for name, tensor in weights.tensors.items():
             if not (tensor.is_floating_point() or tensor.is_complex()) or is_statistic(name):
                 continue
-            if not bool(tensor.isfinite().all()):
-                raise RequestError(f"{weights.name}: {name} is not finite; leave this checkpoint out.")
-            wide = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+            wide = _finite(weights.name, name, tensor)
             self._sums[name] = self._sums[name] + wide if name in self._sums else wide
-            self._dtypes[name] = torch.promote_types(self._dtypes.get(name, tensor.dtype), tensor.dtype)
+            self._dtypes[name] = _wider(self._dtypes.get(name, tensor.dtype), tensor.dtype)
         self.names.append(weights.name)
         self._last = weights.tensors
+
+    def refuse_statistics(self) -> None:
+        """Refuse the last checkpoint's statistics, where they are to stay, if they are not finite."""
+        for name in filter(is_statistic, self._last):
+            _finite(self.names[-1], name, self._last[name])
 
     def tensors(self) -> dict[str, Tensor]:
         """The mean so far, each tensor in the widest precision that it came in."""
@@ -57,6 +60,23 @@ class Mean:
             name: (self._sums[name] / count).to(self._dtypes[name]) if name in self._sums else tensor
             for name, tensor in self._last.items()
         }
+
+
+def _finite(checkpoint: str, name: str, tensor: Tensor) -> Tensor:
+    """The tensor in 64 bits, in which every type can be looked at; refused if it is not finite."""
+    wide = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+    if not bool(wide.isfinite().all()):
+        raise RequestError(f"{checkpoint}: {name} is not finite; leave this checkpoint out.")
+    return wide
+
+
+def _wider(one: torch.dtype, other: torch.dtype) -> torch.dtype:
+    """The type that holds the values of both."""
+    try:
+        return torch.promote_types(one, other)
+    except RuntimeError:  # torch says so of floats of 8 bits beside any other
+        wide = max(one, other, key=lambda kind: kind.itemsize)
+        return wide if wide.itemsize > 1 else torch.float32
 
 
 def is_statistic(name: str) -> bool:
@@ -109,12 +129,14 @@ def average(
     that a checkpoint belongs to). `model` names the architecture of checkpoints that do not say it themselves;
     `network` one of a run's networks; `root` the folder of downloaded data sets.
     """
-    _refuse_request(names, out)
+    _refuse_request(names, network, out)
     mean, facts, run = Mean(), None, None
     for name in names:
         weights = read_weights(name, network, say)
         mean.add(weights)
         facts, run = facts or weights.facts, run or weights.run
+    if not refresh:
+        mean.refuse_statistics()
     tensors = mean.tensors()
     source = data or (None if run is None else str(run))
     normed = any(map(is_statistic, tensors))
@@ -153,13 +175,17 @@ def _enter(figures: Figures, name: str, stage: Stage) -> None:
         figures.setdefault(images, {})[name] = values
 
 
-def _refuse_request(names: Sequence[str], out: Path) -> None:
+def _refuse_request(names: Sequence[str], network: str | None, out: Path) -> None:
     if len(names) < 2:
         raise RequestError("name at least two checkpoints to average.")
-    places = [Path(name).resolve() for name in names]
-    for name, place in zip(names, places, strict=True):
-        if places.count(place) > 1:
-            raise RequestError(f"{name} is named twice.")
+    if out.suffix.lower() != ".safetensors":
+        raise RequestError(f"--out: {out} must end in .safetensors.")
+    places = [place_of(name, network).resolve() for name in names]
+    for number, (name, place) in enumerate(zip(names, places, strict=True)):
+        if place in places[:number]:
+            first = names[places.index(place)]
+            other = f", first as {first}" if first != name else ""
+            raise RequestError(f"{name} is named twice{other}.")
     if out.exists():
         raise RequestError(f"{out} is there already; choose another --out.")
     refuse_unwritable(out.parent)

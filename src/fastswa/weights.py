@@ -5,7 +5,9 @@ Nothing read here can run code: torch's files are read with weights_only.
 
 from __future__ import annotations
 
+import os
 import pickle
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ from fastswa.training.fork import checkpoint_of
 
 # Where the weights lie in checkpoints that hold more: Lightning's, and what tutorials write.
 _ROOMS = ("state_dict", "model_state_dict", "model")
+# What the parts of one checkpoint, and lists of them, are called by Hugging Face and by torch.distributed.
+_SHARD = re.compile(r"\.index\.json$|-\d+-of-\d+\.\w+$|\.distcp$")
 
 
 @dataclass(frozen=True)
@@ -38,17 +42,32 @@ class Weights:
 def read_weights(name: str, network: str | None, say: Callable[[str], None]) -> Weights:
     """The weights behind a file, a run folder or RUN@EPOCH; `network` chooses one of a run's (else the one to use,
     or the student of a checkpoint)."""
-    path = Path(name)
+    path, place = Path(name), place_of(name, network)
     if path.is_dir():
-        file = find_model(path, network)
-        if not file.is_file():
-            raise RequestError(f"{name} holds no run; name files, run folders or RUN@EPOCH.")
-        return _of_safetensors(name, file, run=path)
+        return _of_safetensors(name, place, run=path)
     if path.is_file():
         return _of_safetensors(name, path, _run_around(path)) if _is_safetensors(path) else _of_torch(name, path)
     if "@" in name:
         return _of_run(name, network or "student", say)
     raise RequestError(f"there is no checkpoint {name}.")
+
+
+def place_of(name: str, network: str | None) -> Path:
+    """Where the weights behind a name lie: of a run folder in its model file, else where the name says."""
+    path = Path(name)
+    if _is_in_shards(path):
+        raise RequestError(
+            f"{name} is one checkpoint in several files, which are not read; join them into one file first."
+        )
+    return find_model(path, network) if path.is_dir() else path
+
+
+def _is_in_shards(path: Path) -> bool:
+    """Whether it is an index of several files that together are one checkpoint, or a folder of such files alone."""
+    if not path.is_dir():
+        return path.name.endswith(".index.json")
+    names = [] if (path / "model.safetensors").exists() else os.listdir(path)
+    return any(_SHARD.search(name) for name in names)
 
 
 def _of_run(name: str, network: str, say: Callable[[str], None]) -> Weights:

@@ -386,8 +386,9 @@ def test_pruning_spares_what_another_process_is_making(tmp_path: Path) -> None:
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = list_folder(make(tmp_path, [(8, 8)] * 3))
     monkeypatch.setattr(store.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100})())
-    with pytest.raises(RunError, match=r"the prepared images take 0.0 GB, but \S+ has 0.0 GB left; make room"):
+    with pytest.raises(RunError, match=r"the prepared images take 0\.2 KB, but \S+ has 0\.1 KB left; make room"):
         prepare(files)
+    assert [store._size_text(size) for size in (999_900, 1_000_000, 2_340_000_000)] == ["999.9 KB", "1.0 MB", "2.3 GB"]
     monkeypatch.undo()
 
     def full(*arguments: object) -> None:
@@ -396,6 +397,20 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "write_head", full)
     with pytest.raises(RunError, match=r"the disk of \S+ is full; make room and run the command again to go on\."):
         prepare(files)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a file that is on a full disk")
+@pytest.mark.parametrize("ending", [".part", ".npy.new"])
+def test_a_disk_that_fills_up_on_the_way(ending: str, tmp_path: Path) -> None:
+    """Room for what is mapped (.part) is taken before: a map of a file with holes would end the process by SIGBUS."""
+    files = list_folder(make(tmp_path, [(8, 8), (9, 9), (10, 10)]))
+    place = store.Store.of(files, Options()).facts.with_suffix(ending)
+    place.symlink_to("/dev/full")
+    with pytest.raises(RunError, match=r"the disk of \S+ is full; make room and run the command again to go on\.$"):
+        prepare(files)
+    assert place.is_symlink() == (ending == ".part")  # what is half written is removed
+    place.unlink(missing_ok=True)
+    assert values(prepare(files)) == [10, 11, 12]
 
 
 def test_two_at_once_wait_for_each_other(tmp_path: Path) -> None:

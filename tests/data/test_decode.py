@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from fastswa.data import decode, workers
-from fastswa.data.decode import read_header, read_image
+from fastswa.data.decode import read_array, read_header, read_image, read_picture
 from fastswa.data.workers import BAD, COLOUR, GREY, UNREADABLE, WRITTEN, Task, Workers
 from fastswa.errors import RequestError, RunError
 
@@ -86,6 +86,51 @@ def test_sixteen_bit_grey_is_scaled_by_its_range(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_image(path, channels=1), expected[None])
     np.testing.assert_array_equal(read_image(path, channels=3), np.stack([expected] * 3))
     assert read_header(path).grey
+
+
+def test_a_level_of_sixteen_bits_that_stands_for_transparent(tmp_path: Path) -> None:
+    values = np.array([[0, 1000, 1001, 999, 65535]], np.uint16)
+    path = save(tmp_path, Image.fromarray(values), transparency=1000)
+    for channels in (1, 3):
+        assert read_image(path, channels=channels)[0].tolist() == [[0, 255, 4, 4, 255]]  # 1000 / 257 is 3.9
+    with Image.open(path) as image:
+        assert read_picture(image, channels=1)[0].tolist() == [[0, 255, 4, 4, 255]]
+    path = save(tmp_path, Image.fromarray(values), transparency=0)
+    assert read_image(path, channels=1)[0].tolist() == [[255, 4, 4, 4, 255]]
+
+
+def test_pictures_of_floats_are_refused_as_arrays_are() -> None:
+    floats = np.linspace(0, 1, 16, dtype=np.float32).reshape(4, 4)
+    said = r"^images must be uint8 \(0 to 255\), not float32\.$"
+    with pytest.raises(RequestError, match=said):
+        read_picture(Image.fromarray(floats), channels=1)
+    with pytest.raises(RequestError, match=said):
+        read_array(floats, channels=1, size=(4, 4))
+
+
+def through_a_pipe(pipe: Path, content: bytes) -> threading.Thread:
+    """A named pipe, and a thread that puts the content into it once somebody reads."""
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(content), daemon=True)
+    writer.start()
+    return writer
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (3, 200, 200), dtype=np.uint8)  # more than a pipe holds
+    path = Path(save(tmp_path, Image.fromarray(noise.transpose(1, 2, 0))))
+    writer = through_a_pipe(tmp_path / "pipe", path.read_bytes())
+    np.testing.assert_array_equal(read_image(str(tmp_path / "pipe"), channels=3), noise)
+    writer.join()
+
+
+def test_what_a_pipe_holds_is_asked_for_once(tmp_path: Path) -> None:
+    writer = through_a_pipe(tmp_path / "pipe", b"nothing")
+    outcome = workers.decode_task(Task([0], [str(tmp_path / "pipe")], shape=(1, 4, 4)))  # twice would wait for ever
+    assert outcome.refused == {
+        0: f"{tmp_path / 'pipe'} is not a JPEG, PNG, WebP or BMP image, or its beginning is damaged."
+    }
+    writer.join()
 
 
 def test_palettes(tmp_path: Path) -> None:
@@ -237,6 +282,10 @@ def test_files_beyond_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(decode, "MAX_BYTES", 10)
     with pytest.raises(RequestError, match=r"a\.png takes more than 0 GB and is refused; make it smaller\.$"):
         read_image(path, channels=1)
+    writer = through_a_pipe(tmp_path / "pipe", bytes(11))
+    with pytest.raises(RequestError, match=r"pipe takes more than 0 GB and is refused; make it smaller\.$"):
+        read_image(str(tmp_path / "pipe"), channels=1)
+    writer.join()
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.webp", "a.bmp"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,26 @@ def test_folders_and_files_in_the_order_given(tmp_path: Path, monkeypatch: pytes
     assert read(find_inputs([str(tmp_path / "b")])[0])[0] == (str(tmp_path / "b/2.png"), 0)
 
 
+def test_a_pipe_among_files_is_read_by_this_process(tmp_path: Path) -> None:
+    names = [str(put(tmp_path / f"{number:02}.png", number)) for number in range(40)]
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    content = put(tmp_path / "more.png", 99).read_bytes()
+    writer = threading.Thread(target=lambda: pipe.write_bytes(content), daemon=True)
+    writer.start()
+    rows = read(find_inputs([*names, str(pipe), names[0]])[0], 2)
+    assert rows == [*zip(names, range(40), strict=True), (str(pipe), 99), (names[0], 0)]
+    writer.join()
+
+
+def test_no_image_swallows_what_readers_are_told(tmp_path: Path) -> None:
+    name = str(put(tmp_path / "a.png", 1))
+    with Workers() as crew:
+        outcomes = list(crew.in_order([Task([0], ["/dev/stdin"], shape=SHAPE), Task([1], [name], shape=SHAPE)], 1))
+    assert list(outcomes[0].refused) == [0]
+    assert outcomes[1].refused == {}
+
+
 def test_a_bad_file_is_an_error_among_good_ones(tmp_path: Path) -> None:
     names = [put(tmp_path / f"{number:02}.png", number) for number in range(40)]
     names[3].write_bytes(b"nothing")
@@ -99,7 +120,7 @@ def test_parts_of_a_manifest(tmp_path: Path) -> None:
     assert refused(manifest, part="test").startswith(f"{manifest} has no column 'split'")
 
 
-@pytest.mark.parametrize("spelling", ["unlabeled", "unlabelled"])
+@pytest.mark.parametrize("spelling", ["unlabeled", "unlabelled", "Unlabeled"])
 def test_parts_of_a_folder(spelling: str, tmp_path: Path) -> None:
     put(tmp_path / "labeled/cat/1.png", 1)
     put(tmp_path / spelling / "deep/2.png", 2)

@@ -7,14 +7,16 @@ import re
 import shutil
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from fastswa.data.extra import load_extra
 from fastswa.data.images import PathTable
 from fastswa.data.sources import is_own_data, load
-from fastswa.data.sources.folder import list_folder
+from fastswa.data.sources.folder import list_folder, list_target
 from fastswa.errors import RequestError
 from fastswa.layers import target_layer
 
@@ -141,6 +143,8 @@ def test_class_names_are_composed(tmp_path: Path) -> None:
         (("labeled/cat/1.png", "labeled/cat/2.png"), "/labeled holds 2 labelled images of only one class, 'cat'"),
         (("labeled/Cat/1.png", "labeled/cat/1.png"), "/labeled: the classes 'Cat' and 'cat' differ only in case"),
         ((*TWO, "labelled/cow/1.png"), " has both labeled/ and labelled/"),
+        ((*TWO, "unlabeled/1.png", "Unlabeled/1.png"), " has both Unlabeled/ and unlabeled/; move the images into one"),
+        ((*TWO, "Test/1.png"), "/Test/1.png lies in no class"),
         ((*TWO, "test/cow/1.png"), "/test has the class 'cow', of which there is no labelled training image."),
         ((*TWO, "test/Dog/1.png"), "/test: the class 'Dog' is 'dog' in training; give it one spelling."),
     ],
@@ -155,6 +159,72 @@ def test_what_is_refused(names: tuple[str, ...], words: str, tmp_path: Path) -> 
         load(str(tmp_path), tmp_path)
     assert "\n" not in str(info.value)
     assert str(info.value).endswith(".")
+
+
+def test_parts_may_be_written_in_any_case(tmp_path: Path) -> None:
+    put(tmp_path, "Labeled/cat/1.png", "Labeled/dog/1.png", "UNLABELLED/1.png", "Test/dog/1.png")
+    dataset = load(str(tmp_path), tmp_path)
+    assert dataset.train.labels.tolist() == [0, 1, -1]
+    assert dataset.train.pixels[:, 0, 3, 3].tolist() == [1, 2, 3]
+    assert dataset.test is not None
+    assert dataset.test.pixels[:, 0, 3, 3].tolist() == [4]
+    assert dataset.notes == ()
+    target = list_target(tmp_path)
+    assert (target.labels.tolist(), target.tests) == ([0, 1, -1, 1], 1)
+    assert load_extra(str(tmp_path), tmp_path, dataset.train).pixels[:, 0, 3, 3].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("names", "note"),
+    [
+        (("un-labeled/1.png",), "un-labeled/ holds images that are"),
+        (("tests/cat/1.png", "val/deep/er/1.png"), "tests/ and val/ hold images that are"),
+        (tuple(f"{k}/1.png" for k in range(7)), "0/, 1/, 2/, 3/, 4/ and others hold images that are"),
+        ((".hidden/1.png", "notes/1.txt", "loose.png"), None),
+    ],
+)
+def test_folders_beside_the_parts_are_named(names: tuple[str, ...], note: str | None, tmp_path: Path) -> None:
+    put(tmp_path, *TWO, *(name for name in names if name.endswith(".png")))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "1.txt").write_text("text")
+    os.symlink("labeled", tmp_path / "same")  # of a link to a part every image is used
+    os.symlink(".", tmp_path / "itself")
+    wanted = () if note is None else (f"{note} not used; only those in labeled/, unlabeled/ and test/ are.",)
+    assert load(str(tmp_path), tmp_path).notes == wanted
+    assert list_target(tmp_path).notes == wanted
+
+
+def test_a_folder_that_may_not_be_entered_is_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, *TWO, "lost+found/1.png")
+    real = os.scandir
+
+    def scandir(place: str) -> Any:
+        if "lost+found" in place:
+            raise PermissionError(13, "Permission denied")
+        return real(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert list_folder(tmp_path).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("names", "advice"),
+    [
+        (("train/cat/1.png", "val/cat/1.png"), ", or rename train/ to labeled/ and val/ to test/"),
+        (("train/cat/1.png", "val/cat/1.png", "test/cat/1.png"), ", or rename train/ to labeled/"),
+        (("labeld/cat/1.png", "un_labelled/1.png"), ", or rename labeld/ to labeled/ and un_labelled/ to unlabeled/"),
+        (("rain/1.png", "rest/1.png", "vial/1.png"), ""),
+        (("train/list.txt",), ""),
+    ],
+)
+def test_what_parts_are_called_elsewhere_is_told(names: tuple[str, ...], advice: str, tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(RequestError) as info:
+        list_folder(tmp_path)
+    wanted = f"{tmp_path} has no folder 'labeled'; put labelled images in {tmp_path}/labeled/CLASS/, others in "
+    assert str(info.value) == f"{wanted}{tmp_path}/unlabeled/{advice}."
 
 
 def test_no_such_folder(tmp_path: Path) -> None:

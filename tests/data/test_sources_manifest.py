@@ -84,7 +84,9 @@ def test_labels_may_be_numbers_of_any_kind(place: Path) -> None:
         assert [label for _, label in rows(files)] == [0, 1, -1]
 
 
-@pytest.mark.parametrize("word", ["NaN", "nan", "<NA>", "None", "NULL", "n/a", "NA"])
+@pytest.mark.parametrize(
+    "word", ["NaN", "nan", "<NA>", "None", "NULL", "n/a", "NA", "unlabeled", "Unlabelled", "unknown", "?", "-"]
+)
 def test_a_label_that_programs_write_for_none_is_a_class_and_said(word: str, place: Path) -> None:
     files = listed(place, f"path,label\na.png,cat\nb.png,{word}\nc.png,{word}\n")
     assert files.classes == tuple(sorted(("cat", word)))

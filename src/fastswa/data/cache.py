@@ -13,6 +13,7 @@ pass that looks at the sizes.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -124,8 +125,8 @@ def _survey(files: ImageFiles, store: Store, options: Options, crew: Workers) ->
         return facts
     unfinished = store.facts.with_suffix(".part")
     if not unfinished.exists() or unfinished.stat().st_size != 12 * len(files):
-        unfinished.write_bytes(b"")
-        os.truncate(unfinished, 12 * len(files))
+        # Real bytes: a full disk refuses them, but kills whoever writes to the map of a file that has holes.
+        unfinished.write_bytes(bytes(12 * len(files)))
     facts = np.memmap(unfinished, np.int32, "r+", shape=(len(files), 3))
     guess = guess_shape(files, options)
     refused = _pass(files, store, options, crew, facts, guess, surveying=True)
@@ -137,9 +138,16 @@ def _survey(files: ImageFiles, store: Store, options: Options, crew: Workers) ->
         store.part(guess).unlink(missing_ok=True)
         store.done(guess).unlink(missing_ok=True)
     with fresh(store.facts) as file:
-        np.save(file, facts)
+        file.write(_as_npy(facts))  # of a full disk np.save says in numbers alone that it is
     unfinished.unlink()
     return facts
+
+
+def _as_npy(array: np.ndarray) -> bytes:
+    """What np.save would write."""
+    content = io.BytesIO()
+    np.save(content, array)
+    return content.getvalue()
 
 
 def _mended(files: ImageFiles, store: Store, shape: Shape) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import threading
 import warnings
 from collections.abc import Iterator
@@ -66,6 +67,8 @@ def read_image(path: str, *, channels: int, size: tuple[int, int] | None = None)
 def read_picture(picture: Image.Image, *, channels: int, size: tuple[int, int] | None = None) -> np.ndarray:
     """A Pillow image, which is left as it is, as `read_image` gives its file (a large JPEG's rounding apart)."""
     _refuse_channels(channels)
+    if picture.mode == "F":  # whose range nobody knows
+        raise _refused_type("float32")
     try:
         return np.ascontiguousarray(_pixels(picture.copy(), channels, size))
     except Exception as error:
@@ -75,7 +78,7 @@ def read_picture(picture: Image.Image, *, channels: int, size: tuple[int, int] |
 def read_array(array: np.ndarray, *, channels: int, size: tuple[int, int]) -> np.ndarray:
     """A uint8 array as (C, H, W): (C, H, W) of that very shape, or else (H, W), (H, W, 1 to 4) or (1 to 4, H, W)."""
     if array.dtype != np.uint8:
-        raise RequestError(f"images must be uint8 (0 to 255), not {array.dtype}.")
+        raise _refused_type(array.dtype)
     shape = array.shape
     if shape == (channels, *size):
         return array
@@ -121,6 +124,10 @@ def _refuse_channels(channels: int) -> None:
         raise RequestError(f"an image has 1 channel (grey) or 3 (red, green, blue), not {channels}.")
 
 
+def _refused_type(kind: object) -> RequestError:
+    return RequestError(f"images must be uint8 (0 to 255), not {kind}.")
+
+
 class _TooLargeError(ValueError):
     """An image beyond a limit, and which."""
 
@@ -129,15 +136,31 @@ def _content(path: str) -> bytes:
     """The bytes of the file; for a small image this is twice as fast as leaving the file to Pillow."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
-        size = os.fstat(descriptor).st_size
-        if size > MAX_BYTES:
-            raise _TooLargeError(f"takes more than {MAX_BYTES >> 30} GB")
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return _to_the_end(descriptor)
+        size = status.st_size
+        _refuse_length(size)
         content = os.read(descriptor, size + 1)
         while len(content) < size and (more := os.read(descriptor, size - len(content))):
             content += more
         return content
     finally:
         os.close(descriptor)
+
+
+def _to_the_end(descriptor: int) -> bytes:
+    """What comes out of a pipe, whose size nobody knows before."""
+    content = bytearray()
+    while more := os.read(descriptor, 1 << 20):
+        content += more
+        _refuse_length(len(content))
+    return bytes(content)
+
+
+def _refuse_length(size: int) -> None:
+    if size > MAX_BYTES:
+        raise _TooLargeError(f"takes more than {MAX_BYTES >> 30} GB")
 
 
 def _opened(source: str | io.BytesIO) -> Image.Image:
@@ -235,6 +258,8 @@ def _plain(image: Image.Image, channels: int) -> Image.Image:
         return image
     if image.mode.startswith("I"):
         wide = np.clip(np.asarray(image).astype(np.int64), 0, 65535)
+        if "transparency" in image.info:  # a level of 16 bits, told from its neighbours before they are scaled down
+            wide[wide == image.info["transparency"]] = 65535
         return Image.fromarray(((wide + 128) // 257).astype(np.uint8)).convert(mode)
     if "transparency" in image.info or image.mode in ("LA", "La", "PA", "RGBA", "RGBa"):
         layer = image if image.mode == "RGBA" else image.convert("RGBA")

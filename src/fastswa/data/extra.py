@@ -23,7 +23,6 @@ from fastswa.data.sources.tiny_images import SUFFIX, map_tiny_images
 from fastswa.errors import RequestError
 
 _BLOCK = 1 << 24  # bytes read at a time
-_LABELLED, _UNLABELLED = ("labeled", "labelled"), ("unlabeled", "unlabelled")
 
 
 @dataclass(frozen=True)
@@ -121,12 +120,13 @@ def _pixels(source: str, root: Path, options: Options) -> np.ndarray:
 
 def _folder(folder: Path, options: Options) -> np.ndarray:
     """The images below a folder; of one in the layout of one's own data, those that are not for testing."""
-    from fastswa.data.sources.folder import list_folder, walk
+    from fastswa.data.sources.folder import list_folder
+    from fastswa.data.sources.parts import find_part
+    from fastswa.data.sources.walk import walk
 
-    if any((folder / name).is_dir() for name in _LABELLED):
+    if find_part(folder, "labelled") is not None:
         return _prepared(list_folder(folder), options)
-    inner = [folder / name for name in _UNLABELLED if (folder / name).is_dir()]
-    folder = inner[0] if inner else folder
+    folder = folder / (find_part(folder, "unlabelled") or "")
     return _prepared(_files(folder, folder, PathTable(walk(str(folder), ".", set(), Counter()))), options)
 
 

@@ -23,13 +23,13 @@ from fastswa.data.decode import read_array
 from fastswa.data.images import UNLABELLED, ImageSet, PathTable
 from fastswa.data.plan import Shape
 from fastswa.data.sources import MANIFESTS
-from fastswa.data.sources.folder import left_out, walk
+from fastswa.data.sources.folder import left_out
 from fastswa.data.sources.manifest import find_listed, read_manifest
+from fastswa.data.sources.parts import PARTS, find_part
+from fastswa.data.sources.walk import walk
 from fastswa.data.workers import WRITTEN, Outcome, Task, Workers, cores, decode_task
 from fastswa.errors import RequestError
 
-# What a part of a data set is called in a folder.
-PARTS = {"labelled": ("labeled", "labelled"), "unlabelled": ("unlabeled", "unlabelled"), "test": ("test",)}
 _CHUNK_FILES, _CHUNK_BYTES = 256, 8 << 20
 _FIRST_FILES, _LONG_SECONDS = 16, 1.0
 
@@ -58,6 +58,13 @@ def find_inputs(targets: Sequence[str], part: str | None = None) -> tuple[list[I
     found: list[Inputs] = []
     loose = PathTable()  # neighbours are read together, wherever they lie
     ignored: Counter[str] = Counter()
+
+    def then(others: Sequence[Inputs]) -> None:
+        nonlocal loose
+        found.extend([FileInputs(loose)] if len(loose) else [])
+        found.extend(others)
+        loose = PathTable()
+
     for target in targets:
         path = Path(target).expanduser()
         kind = path.suffix.lower()
@@ -68,14 +75,13 @@ def find_inputs(targets: Sequence[str], part: str | None = None) -> tuple[list[I
         elif kind not in (*MANIFESTS, ".npz"):
             if part is not None:
                 raise RequestError(f"--part: {target} is a single file; aim at a folder, a manifest or an .npz file.")
-            loose.append(str(path))
+            if path.is_file():
+                loose.append(str(path))
+            else:  # a pipe, which only this process can read, as it does the first of some files
+                then([FileInputs(PathTable([str(path)]))])
         else:
-            if len(loose):
-                found.append(FileInputs(loose))
-                loose = PathTable()
-            found += _npz_inputs(path, part) if kind == ".npz" else [_manifest_inputs(path, part)]
-    if len(loose):
-        found.append(FileInputs(loose))
+            then(_npz_inputs(path, part) if kind == ".npz" else [_manifest_inputs(path, part)])
+    then([])
     return found, left_out(ignored)
 
 
@@ -179,10 +185,10 @@ def _at_once(shape: Shape) -> int:
 def _add_folder(names: PathTable, folder: Path, part: str | None, ignored: Counter[str]) -> None:
     """Adds the images under a folder, or under the folder of a part."""
     if part is not None:
-        there = [folder / name for name in PARTS[part] if (folder / name).is_dir()]
-        if not there:
+        name = find_part(folder, part)
+        if name is None:
             raise RequestError(f"--part: {folder} has no folder '{PARTS[part][0]}'.")
-        folder = there[0]
+        folder = folder / name
     before = len(names)
     for name in walk("", str(folder), set(), ignored):
         names.append(name)

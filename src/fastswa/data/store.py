@@ -198,7 +198,7 @@ class Marks:
             free = shutil.disk_usage(store.folder).free
             if size > free:
                 raise RunError(
-                    f"the prepared images take {size / 1e9:.1f} GB, but {store.folder} has {free / 1e9:.1f} GB left; "
+                    f"the prepared images take {_size_text(size)}, but {store.folder} has {_size_text(free)} left; "
                     "make room or choose a smaller --data.size."
                 )
             with self._part.open("wb") as file:
@@ -230,6 +230,14 @@ class Marks:
         self._sync()
 
 
+def _size_text(size: int) -> str:
+    """Bytes as people read them."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size / 1e3:.1f} KB"
+
+
 def write_head(file: BinaryIO, shape: tuple[int, ...]) -> None:
     """The head of an .npy file of uint8."""
     np.lib.format.write_array_header_1_0(file, {"shape": shape, "fortran_order": False, "descr": "|u1"})
@@ -237,13 +245,17 @@ def write_head(file: BinaryIO, shape: tuple[int, ...]) -> None:
 
 @contextlib.contextmanager
 def fresh(path: Path) -> Iterator[BinaryIO]:
-    """A file that appears under its name when it is whole."""
+    """A file that appears under its name when it is whole; where that fails nothing of it takes room."""
     scratch = path.with_name(path.name + ".new")
-    with scratch.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+    try:
+        with scratch.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    finally:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
 
 
 @contextlib.contextmanager

@@ -212,10 +212,10 @@ def _attempt(path: str, task: Task) -> tuple[Header | None, np.ndarray | None, s
         channels, height, width = task.shape
         return *read_if_fitting(path, channels=channels, size=(height, width), exact=task.exact), None
     except RequestError as error:
-        try:
-            return read_header(path), None, str(error)
-        except RequestError:
-            return None, None, str(error)
+        with suppress(RequestError):
+            if os.path.isfile(path):  # what came out of a pipe does not come again
+                return read_header(path), None, str(error)
+        return None, None, str(error)
 
 
 def _send(process: subprocess.Popen[bytes], task: Task) -> None:
@@ -246,11 +246,12 @@ def _serve() -> None:
     """The life of a worker: tasks from stdin, outcomes to stdout, until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
     own_process()
-    answers = os.fdopen(os.dup(1), "wb")
+    tasks, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # an image called /dev/stdin would swallow the tasks
     os.dup2(2, 1)
     while True:
         try:
-            task = pickle.load(sys.stdin.buffer)
+            task = pickle.load(tasks)
         except EOFError:
             os._exit(0)  # at once: nothing is left to be tidied up
         try:

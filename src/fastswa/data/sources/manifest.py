@@ -23,8 +23,8 @@ from fastswa.data.images import UNLABELLED, ImageFiles, PathTable
 from fastswa.data.sources.folder import refuse_few_classes, refuse_strange_classes
 from fastswa.errors import RequestError
 
-# What programs and spreadsheets write where there is nothing. A class may well be called so.
-_NOTHING = {"nan", "<na>", "na", "n/a", "#n/a", "none", "null"}
+# What programs, spreadsheets and people write where there is no label. A class may well be called so.
+_NOTHING = {"nan", "<na>", "na", "n/a", "#n/a", "none", "null", "unlabeled", "unlabelled", "unknown", "?", "-"}
 
 
 def list_manifest(file: Path, *, skip_bad: bool = False, target: bool = False) -> ImageFiles:

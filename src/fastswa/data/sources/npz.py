@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
+from fastswa.data.sources.folder import refuse_alike
 from fastswa.errors import RequestError
 from fastswa.whole import reason
 
@@ -140,7 +141,9 @@ def _classes(path: Path, names: np.ndarray | None, labels: Mapping[str, np.ndarr
     if names is not None:
         if names.ndim != 1 or names.dtype.kind not in "US":
             raise RequestError(f"{path}: classes is {names.dtype} of shape {names.shape}; it must be a list of names.")
-        return tuple(n.decode("utf-8", "replace") if isinstance(n, bytes) else str(n) for n in names.tolist())
+        found = tuple(n.decode("utf-8", "replace") if isinstance(n, bytes) else str(n) for n in names.tolist())
+        _refuse_names(path, found)
+        return found
     highest = max((int(values.max()) for values in labels.values() if len(values)), default=UNLABELLED)
     if highest == UNLABELLED and not needed:
         return ()
@@ -149,6 +152,18 @@ def _classes(path: Path, names: np.ndarray | None, labels: Mapping[str, np.ndarr
     if highest >= 1 << 16:
         raise RequestError(f"{path}: label {highest} means {highest + 1:,} classes; number them from 0.")
     return tuple(str(k) for k in range(highest + 1))
+
+
+def _refuse_names(path: Path, names: tuple[str, ...]) -> None:
+    """Refuses classes that could not be told apart by their names, or have none."""
+    seen: set[str] = set()
+    for number, name in enumerate(names):
+        if not name.strip():
+            raise RequestError(f"{path}: classes has no name for label {number}; give each class one.")
+        if name in seen:
+            raise RequestError(f"{path}: classes holds '{name}' twice; give each class a name of its own.")
+        seen.add(name)
+    refuse_alike(str(path), names)
 
 
 def _check_parts(path: Path, images: Mapping[str, np.ndarray], labels: Mapping[str, np.ndarray]) -> None:
