@@ -2,7 +2,8 @@
 
     python benchmarks/own_images.py IMAGES.npz [--labels 100] [--splits 1,2,3] [--minutes 5] [--record FILE]
     python benchmarks/own_images.py IMAGES.npz --methods fixmatch,mean-teacher,supervised --validation 5000
-    python benchmarks/own_images.py IMAGES.npz --methods fixmatch,fixmatch+device.precision=fp32 --validation 5000
+    python benchmarks/own_images.py IMAGES.npz --methods fixmatch,fixmatch+device.precision=fp32 --validation 5000 \
+      --steps 6000
     python benchmarks/own_images.py IMAGES.npz --labels 500 --splits 1 --keep FOLDER
 
 Makes a folder for each split from an .npz file (x_train, y_train, x_test, y_test, classes if it has them; `digits` are
@@ -11,8 +12,9 @@ test/CLASS/. Then runs `fastswa check` (which also prepares the images, so that 
 `fastswa train FOLDER --minutes M` and the same with `--method supervised`, one after the other, and compares the test
 errors of the models that they offer for use. `--methods` names others to compare than `fixmatch,supervised`, of which
 the first is set against the last, with changed settings where +SETTING=VALUE follows one; with `--validation N` as many
-training images take the place of the test images, to choose by. With `--keep` it only makes the folder of the first
-split, to try the commands on by hand.
+training images take the place of the test images, to choose by. With `--steps N` each trains as many steps, however
+long that takes, in place of minutes: for what is to be compared on a machine that has other work. With `--keep` it only
+makes the folder of the first split, to try the commands on by hand.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from PIL import Image
 from fastswa.data.sources.digits import load_digits
 
 METHODS = ("fixmatch", "supervised")
+EPOCHS = 60  # the default of one's own images on a CPU
 
 
 def make_files(arrays: dict[str, np.ndarray], folder: Path) -> None:
@@ -101,12 +104,23 @@ def offered(run: Path, last: dict[str, Any]) -> float:
     return float(last["error"][read_facts(run / "model.safetensors").network])
 
 
+def length_words(arguments: argparse.Namespace) -> list[str]:
+    """How long to train: minutes as a user would ask for them, or steps in the default number of epochs."""
+    if arguments.steps is None:
+        return ["--minutes", arguments.minutes]
+    if arguments.steps % EPOCHS:
+        raise SystemExit(f"--steps {arguments.steps} is no multiple of the {EPOCHS} epochs that they are spread over.")
+    return ["--epochs", str(EPOCHS), "--batch.steps", str(arguments.steps // EPOCHS)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", type=Path)
     parser.add_argument("--labels", type=int, default=100)
     parser.add_argument("--splits", default="1,2,3")
-    parser.add_argument("--minutes", default="5")
+    lengths = parser.add_mutually_exclusive_group()
+    lengths.add_argument("--minutes", default="5")
+    lengths.add_argument("--steps", type=int)
     parser.add_argument("--record", type=Path)
     parser.add_argument("--work", type=Path)
     parser.add_argument("--keep", type=Path)
@@ -134,14 +148,14 @@ def main() -> None:
             print(f"split {split}: checked and prepared in {seconds:.1f} s", flush=True)
             for method in methods:
                 run = Path(work) / f"run-{split}-{method}"
-                words = ["train", str(folder), "--minutes", arguments.minutes, "--seed", str(split), "--out", str(run)]
+                words = ["train", str(folder), *length_words(arguments), "--seed", str(split), "--out", str(run)]
                 # The default as it is, and the baseline by the one word that makes it so.
                 name, *settings = method.split("+")
                 words += ["--method", name] if name != METHODS[0] else []
                 words += [word for setting in settings for word in f"--{setting}".split("=", 1)]
                 (result,), seconds = fastswa(*words)
                 # Neither may have had less time than the other: other work while a step is measured shortens a run.
-                if not 0.8 <= seconds / (60 * float(arguments.minutes)) <= 1.25:
+                if arguments.steps is None and not 0.8 <= seconds / (60 * float(arguments.minutes)) <= 1.25:
                     raise SystemExit(f"split {split}: {method} took {seconds:.0f} s; run this where nothing else runs")
                 error = offered(run, result["last"])
                 errors[method].append(error)
@@ -156,11 +170,12 @@ def main() -> None:
     if arguments.record is not None:
         from fastswa.training.folder import environment
 
+        length = f"--minutes {arguments.minutes}" if arguments.steps is None else f"--steps {arguments.steps}"
         others = f" --methods {arguments.methods}" if methods != list(METHODS) else ""
         others += f" --validation {arguments.validation}" if arguments.validation is not None else ""
         record = {
             "command": f"python benchmarks/own_images.py {arguments.images.name} --labels {arguments.labels} "
-            f"--splits {arguments.splits} --minutes {arguments.minutes}{others}",
+            f"--splits {arguments.splits} {length}{others}",
             "error": errors,
             "fewer_errors_percent": round(fewer, 1),
             "runs": [{key: row[key] for key in ("split", "method", "error", "seconds", "last")} for row in rows],
