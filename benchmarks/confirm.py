@@ -8,7 +8,7 @@ where the minutes ended; a part that would take longer than what is left of them
     engine   2 min.   benchmarks/engine.py: what lies beside the steps
     starts   1.5 min. from a process's birth to the first step: three times with everything kept, once with new kernels
     seeds    1.5 min. three seeds of the Mean Teacher side by side, 12 epochs; needs CIFAR-10
-    tests    6.5 min. `pytest -m gpu`, by 11 workers where pytest-xdist is there; stopped by the clock, it goes on
+    tests    6.5 min. `pytest -m gpu`, by 15 workers where pytest-xdist is there; stopped by the clock, it goes on
              with the tests that are left
 
 `python benchmarks/write_engine.py` then brings the README's table up to date.

@@ -31,7 +31,7 @@ SEEDS = ("13", "14", "15")
 # A line of pytest's, alone and with workers, and which of its words count as what; the others are passes.
 WORD = "(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)"
 OUTCOME = re.compile(rf"^(?:(\S+?::.+?) {WORD}\b|\[gw\d+\] \[ *\d+%\] {WORD} (\S+?::.+?) *$)", re.MULTILINE)
-WORKERS = 11
+WORKERS = 15
 KINDS = {"FAILED": "failed", "ERROR": "failed", "SKIPPED": "skipped"}
 
 

@@ -168,7 +168,10 @@ class AugmentConfig(Section):
 
 
 class ModelConfig(Section):
-    name: str = Field("small", description="cnn13, shake-shake-26-2x96d, resnet9, wrn-28-2 or -8, small, or timm:NAME")
+    name: str = Field(
+        "small",
+        description="cnn13, shake-shake-26-2x96d, resnet9, wrn-28-2 or -8, small, efficientnet-lite0, or timm:NAME",
+    )
     heads: Annotated[int, Field(ge=1, le=2)] = Field(2, description="2 adds a head for consistency")
     dropout: Probability | None = Field(None, description="dropout of networks that have it")
     width: Positive | None = Field(None, description="width of networks that can vary it")
@@ -177,7 +180,25 @@ class ModelConfig(Section):
     padded: bool | None = Field(
         None, description="cnn13: 1x1 convolutions padded and the top left of the result pooled, off if not given"
     )
-    pretrained: bool = Field(False, description="timm: start from the weights that the package offers")
+    pretrained: bool = Field(False, description="efficientnet-lite0 and timm: start from weights learnt on ImageNet")
+    frozen: bool = Field(False, description="hold pretrained layers as they are and train the heads alone")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _alone(cls, values: Any) -> Any:
+        # Flags come as text.
+        held = isinstance(values, dict) and str(values.get("frozen")).lower() == "true"
+        return {"heads": 1, **values} if held else values
+
+    @model_validator(mode="after")
+    def _freezes(self) -> ModelConfig:
+        if self.frozen and not self.pretrained:
+            raise ValueError("model.frozen holds pretrained layers as they are, and model.pretrained is off")
+        if self.frozen and self.heads == 2:
+            raise ValueError(
+                "model.heads is 2, and with model.frozen the two would share nothing that learns; give --model.heads 1"
+            )
+        return self
 
 
 # What methods that were published with settings of their own start from. A ramp of one epoch is ours: thresholds that

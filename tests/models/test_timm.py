@@ -78,6 +78,17 @@ def test_dropout_is_ours_on_the_features(timm: Any) -> None:
     assert 0 < (features == 0).float().mean() < 1
 
 
+def test_a_held_backbone_trains_its_heads_alone(timm: Any) -> None:
+    network = build("timm:resnet18", channels=3, classes=4, frozen=True).train()
+    before = network.backbone.norm.running_mean.clone()
+    network(torch.randn(8, 3, 32, 32)).logits.sum().backward()
+    assert torch.equal(network.backbone.norm.running_mean, before)
+    assert {name for name, p in network.named_parameters() if p.grad is not None} == {
+        "heads.first.weight",
+        "heads.first.bias",
+    }
+
+
 REFUSALS = {
     "timm:resent18": "model.name: timm has no architecture 'resent18'; did you mean resnet18?",
     "timm:hf-hub:a/b": "model.name: timm has no architecture 'hf-hub:a/b'; there are: mobilenetv3, resnet18, vit_tiny.",

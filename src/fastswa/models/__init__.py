@@ -18,6 +18,7 @@ MODELS = {
     "resnet9": "fastswa.models.resnet9:ResNet9",
     "wrn-28-2": "fastswa.models.wide_resnet:WideResNet28x2",
     "wrn-28-8": "fastswa.models.wide_resnet:WideResNet28x8",
+    "efficientnet-lite0": "fastswa.models.efficientnet_lite:EfficientNetLite0",
     "small": "fastswa.models.small:SmallCNN",
     "perceptron": "fastswa.models.perceptron:Perceptron",
 }
@@ -42,6 +43,12 @@ def refuse_size(name: str, shape: tuple[int, int, int]) -> None:
         from fastswa.models.timm import refuse_shape
 
         refuse_shape(name.removeprefix(_TIMM), shape)
+
+
+def normalisation(name: str, *, pretrained: bool) -> tuple[float, float] | None:
+    """The mean and deviation, of values from 0 to 1, that the network's pretrained weights know images by, if any."""
+    known: tuple[float, float] | None = getattr(_network(name), "pretrained_normalisation", None)
+    return known if pretrained else None
 
 
 def build(

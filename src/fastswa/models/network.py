@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -110,6 +110,27 @@ def norm_leaky_relu(norm: nn.BatchNorm2d, x: Tensor, bias: Tensor | None, slope:
     if slope != 1:
         x = F.leaky_relu(x, slope, inplace=True) if slope else F.relu(x, inplace=True)
     return F.max_pool2d(x, 2) if pool else x
+
+
+class Backboned(nn.Module):
+    """A network of a `backbone` and `heads` on what it gives; where it is frozen, only the heads learn.
+
+    A frozen backbone is in evaluation mode, also while the heads train: its batch norms keep what they know.
+    """
+
+    backbone: nn.Module
+    frozen = False
+
+    def freeze(self) -> None:
+        """Hold the backbone as it is from now on."""
+        self.frozen = True
+        self.backbone.requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if self.frozen:
+            self.backbone.eval()
+        return self
 
 
 class Dropout(nn.Module):

@@ -9,10 +9,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastswa.errors import RequestError, installing
-from fastswa.models.network import Dropout, Heads, Output
+from fastswa.models.network import Backboned, Dropout, Heads, Output
 from fastswa.noise import Noise
 from fastswa.registry import nearest
 
@@ -21,7 +21,7 @@ PREFIX = "timm:"
 _SAFE = (1, 0, 30)
 
 
-class TimmNetwork(nn.Module):
+class TimmNetwork(Backboned):
     """(N, C, H, W) normalised images to an `Output`; `features` are what timm's own classifier would see."""
 
     smallest: ClassVar[int] = 32
@@ -36,6 +36,7 @@ class TimmNetwork(nn.Module):
         heads: int = 1,
         dropout: float = 0.0,
         pretrained: bool = False,
+        frozen: bool = False,
     ) -> None:
         super().__init__()
         timm = _timm(architecture)
@@ -45,7 +46,7 @@ class TimmNetwork(nn.Module):
                 f"install timm {'.'.join(map(str, _SAFE))} or newer."
             )
         try:
-            self.backbone = timm.create_model(architecture, pretrained=pretrained, in_chans=channels, num_classes=0)
+            backbone = timm.create_model(architecture, pretrained=pretrained, in_chans=channels, num_classes=0)
         except Exception as error:
             reason = " ".join(str(error).split()).split(". ")[0][:200] or type(error).__name__
             if pretrained:
@@ -54,9 +55,12 @@ class TimmNetwork(nn.Module):
                     "connect to the network once, or train without them."
                 ) from error
             raise RequestError(f"model.name: timm cannot build {architecture} ({reason}).") from error
+        self.backbone = backbone
         self.drop = Dropout("features", dropout)
-        width = getattr(self.backbone, "head_hidden_size", None) or self.backbone.num_features
+        width = getattr(backbone, "head_hidden_size", None) or backbone.num_features
         self.heads = Heads(int(width), classes, heads)
+        if frozen:
+            self.freeze()
 
     def forward(self, x: Tensor, noise: Noise | None = None) -> Output:
         output: Output = self.heads(self.drop(self.backbone(x), noise))

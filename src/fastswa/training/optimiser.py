@@ -156,9 +156,14 @@ def is_kernel(parameter: Tensor) -> bool:
 _KINDS: dict[str, type[Optimiser]] = {"sgd": SGD, "adamw": AdamW}
 
 
+def learning(network: nn.Module) -> dict[str, nn.Parameter]:
+    """A network's parameters by name, but for those that are held as they are."""
+    return {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
+
+
 def build_optimiser(network: nn.Module, config: OptimiserConfig) -> Optimiser:
-    """The optimiser that `config` names for a network's parameters."""
-    named = dict(network.named_parameters())
+    """The optimiser that `config` names for those of a network's parameters that learn."""
+    named = learning(network)
     multipliers = rate_multipliers(list(named), config.rates) if config.rates else None
     return _KINDS[config.name](list(named.values()), config, multipliers)
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from fastswa.errors import RunError
 from fastswa.methods.method import Terms
 from fastswa.training.feed import StepValues
+from fastswa.training.optimiser import is_kernel
 from fastswa.training.state import State, preserved
 from fastswa.training.step import Step
 
@@ -85,8 +86,8 @@ def _check_terms(state: State, terms: Terms, teacher: list[nn.Parameter]) -> Non
 
 
 def _first_layer(network: nn.Module) -> nn.Parameter:
-    """The weights nearest to the images: a gradient that reaches them has run through the whole network."""
-    return next(p for p in network.parameters() if p.dim() > 1 and p[0].numel() > 1)
+    """The learning weights nearest to the images: a gradient that reaches them has run through all that learns."""
+    return next(p for p in network.parameters() if p.requires_grad and is_kernel(p))
 
 
 def _reaches(term: Tensor, parameters: list[nn.Parameter]) -> bool:

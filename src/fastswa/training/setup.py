@@ -179,7 +179,7 @@ def prepare(
         raise RequestError(
             f"augment.translate: {config.augment.translate} pixels are too many for {height}x{width} images."
         )
-    mean, std = dataset.normalisation or dataset.train.channel_statistics()
+    mean, std = _normalisation(config, dataset)
     features = isinstance(dataset.train, FeatureSet)
     if features and (config.augment.student == "strong" or method_class(config.method.name).strong_views):
         what = "augment.student" if config.augment.student == "strong" else f"method {config.method.name}"
@@ -241,6 +241,16 @@ def prepare(
     )
 
 
+def _normalisation(config: Config, dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel: as pretrained weights know them, as published, or as these images have."""
+    known = models.normalisation(config.model.name, pretrained=config.model.pretrained)
+    if known is None:
+        return dataset.normalisation or dataset.train.channel_statistics()
+    mean, std = known
+    channels = dataset.train.shape[0]
+    return (mean,) * channels, (std,) * channels
+
+
 def _agreement(images: ImageSet, config: Config, augment: Augment, compute: Compute) -> Agreement:
     rows = np.linspace(0, len(images) - 1, min(len(images), AGREEING)).astype(np.int64)
     return Agreement(on_device(images.pixels[rows], compute.device), augment, config.evaluation.batch)
@@ -249,4 +259,5 @@ def _agreement(images: ImageSet, config: Config, augment: Augment, compute: Comp
 def network_options(config: Config) -> dict[str, Any]:
     """The settings of [model] that were given and that networks take as options."""
     options = {name: getattr(config.model, name) for name in NETWORK_OPTIONS}
-    return {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
+    return given | ({"frozen": True} if config.model.frozen else {})

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fastswa.methods.method import Method, Terms
 from fastswa.modelfile import ModelFacts, load_weights
 from fastswa.noise import derive_seed
 from fastswa.training.device import Compute
-from fastswa.training.optimiser import Optimiser, build_optimiser
+from fastswa.training.optimiser import Optimiser, build_optimiser, learning
 
 
 @dataclass
@@ -40,13 +41,18 @@ class State:
     step: int = 0
     summed: int = 0
 
+    @cached_property
+    def following(self) -> list[Tensor]:
+        """The teacher's counterparts of the parameters that learn, in the optimiser's order."""
+        assert self.teacher is not None
+        teacher = dict(self.teacher.named_parameters())
+        return [teacher[name] for name in learning(self.student)]
+
     @torch.no_grad()
     def follow(self, rate: Tensor) -> None:
         """Move the teacher's parameters towards the student's by `rate`, a 0-dim tensor."""
-        assert self.teacher is not None
-        teacher: list[Tensor] = list(self.teacher.parameters())
-        student: list[Tensor] = list(self.student.parameters())
-        difference = torch._foreach_sub(student, teacher)
+        teacher = self.following
+        difference = torch._foreach_sub(self.optimiser.parameters, teacher)
         torch._foreach_mul_(difference, rate)
         torch._foreach_add_(teacher, difference)
 
@@ -81,7 +87,7 @@ class State:
         for name, network in self.networks().items():
             found |= {f"{name}.{key}": tensor for key, tensor in network.state_dict(keep_vars=True).items()}
         for slot, buffers in self.optimiser.slots.items():
-            for (key, _), buffer in zip(self.student.named_parameters(), buffers, strict=True):
+            for key, buffer in zip(learning(self.student), buffers, strict=True):
                 found[f"{slot}.{key}"] = buffer
         found |= self.optimiser.counters
         for name, average in self.averages.items():

@@ -136,7 +136,7 @@ class Step:
         """Move the student, then the teacher after it."""
         state = self.state
         if state.optimiser.moves_teacher:
-            teacher = None if state.teacher is None else list(state.teacher.parameters())
+            teacher = None if state.teacher is None else state.following
             state.optimiser.move(gradients, learning_rate, teacher, teacher_rate)
             return
         state.optimiser.step(gradients, learning_rate)
