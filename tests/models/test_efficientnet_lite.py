@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from conftest import Command
+from fastswa.analysis.gradients import measure
+from fastswa.analysis.jacobian import Probabilities
+from fastswa.analysis.subject import Subject
+from fastswa.analysis.surface import Surface
 from fastswa.api import load
 from fastswa.batch_norm import refresh_batch_norm
-from fastswa.config import Config
+from fastswa.config import CheckpointConfig, Config
 from fastswa.errors import RequestError
 from fastswa.layers import build_config
 from fastswa.models import build, normalisation
+from fastswa.training.run import train_new
 from fastswa.training.state import build_state
 from tiny_runs import StoppingWatcher, assert_same_run, go_on, tiny, train
 
@@ -210,6 +216,38 @@ def test_the_teacher_follows_what_learns_alone(package: Path, small_images: None
     assert state.following[0] is state.teacher.heads.first.weight
     momenta = [name for name in state.tensors() if name.startswith("momentum.")]
     assert momenta == ["momentum.heads.first.weight", "momentum.heads.first.bias"]
+
+
+@pytest.mark.parametrize("kept", ["checkpoints", "iterates"])
+def test_studies_move_what_learns_alone(package: Path, small_images: None, tmp_path: Path, kept: str) -> None:
+    keep = {"keep": [1, 2]} if kept == "checkpoints" else {"keep_every": 1, "keep_dtype": "bf16"}
+    config = frozen(name="pi").model_copy(update={"checkpoint": CheckpointConfig(every=1, **keep)})
+    train_new(config, tmp_path / "run", StoppingWatcher(), lambda line: None)
+    package.unlink()
+    if kept == "iterates":
+        shutil.rmtree(tmp_path / "run" / "checkpoint")
+    subject = Subject(tmp_path / "run", "cpu")
+    assert subject.size == 1280 * 10 + 10
+    surface = Surface(subject)
+    model = load(tmp_path / "run", "student")
+    vector = subject.iterate(2)
+    network = surface.put(vector)
+    for name, tensor in model.network.backbone.state_dict().items():
+        held = network.backbone.state_dict()[name]
+        exact = kept == "checkpoints" or not tensor.is_floating_point() or "running" in name
+        assert torch.equal(held, tensor if exact else tensor.bfloat16().float()), name
+    wanted = subject.material.evaluators["test"](model.network, subject.compute.arithmetic())
+    found = surface.at(vector)
+    if kept == "checkpoints":
+        assert found[2] == pytest.approx(wanted["error"])
+        assert found[3] == pytest.approx(wanted["nll"], rel=1e-5)
+    assert surface.gradient(vector).shape == vector.shape
+    probabilities = Probabilities(network, vector)
+    image = subject.material.augment.plain(subject.material.pixels[:1]).double()
+    assert torch.allclose(probabilities.of_weights(image)(vector.double())[0], probabilities.of_inputs(image)[0])
+    state = subject.state(2)
+    figures = measure(state, subject.config, subject.material, subject.compute, 2, "analysis")
+    assert all(np.isfinite(value) for moments in figures.values() for value in moments.values())
 
 
 def test_two_heads_on_a_held_backbone_would_share_nothing(command: Command, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from fastswa.noise import Noise, step_words
 from fastswa.tables.figures import new_figure
 from fastswa.training.device import Compute
 from fastswa.training.folder import RunFolder
+from fastswa.training.optimiser import learning
 from fastswa.training.setup import Material
 from fastswa.training.state import State, preserved
 
@@ -84,7 +85,7 @@ def measure(
 ) -> dict[str, dict[str, float]]:
     """The figures of each term at a state, over batches as training draws them; the state is left as it was."""
     moments: dict[str, Moments] = {}
-    parameters = [parameter for parameter in state.student.parameters() if parameter.requires_grad]
+    parameters = list(learning(state.student).values())
     with preserved(state.tensors().values()):
         for batch in method_batches(state, config, material, batches, purpose):
             terms = _terms(state, batch, compute)

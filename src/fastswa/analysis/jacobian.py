@@ -37,6 +37,7 @@ from fastswa.analysis.subject import Subject, opened
 from fastswa.analysis.surface import Surface, refuse_dropout
 from fastswa.errors import RequestError
 from fastswa.noise import Noise, derive_seed, step_words
+from fastswa.training.optimiser import learning
 
 DASHED = (0, (4, 2))
 # What is known of directions that are not normal.
@@ -90,7 +91,7 @@ class Probabilities:
         refuse_dropout(network, "the network")
         self.network = copy.deepcopy(network).double()
         self.vector = vector.double()
-        self._shapes = [(name, p.shape) for name, p in network.named_parameters()]
+        self._shapes = [(name, p.shape) for name, p in learning(network).items()]
 
     def of_inputs(self, images: Tensor) -> Tensor:
         probabilities: Tensor = self.network(images).logits.softmax(dim=1)

@@ -16,6 +16,7 @@ from fastswa.training.checkpoint import Checkpoint, checkpoint_epochs, load_chec
 from fastswa.training.device import Compute, choose_compute, looking_on, settings_of
 from fastswa.training.folder import RunFolder, preferred
 from fastswa.training.iterates import iterate_epochs, load_iterate
+from fastswa.training.optimiser import learning
 from fastswa.training.setup import Material, load_data, load_extra_data, prepare
 from fastswa.training.state import State, build_network, build_state
 
@@ -26,6 +27,7 @@ class Subject:
     `epochs` are those that something is kept of: a whole checkpoint (`steps` says of which step) or the student alone
     (`iterates` says in which file). A vector holds the trained parameters (of a weight-normalised layer its directions
     and its gains), flat and in the network's order; batch-norm statistics are no part of it, they follow the weights.
+    Layers that the run holds as they are (model.frozen) are no part of it either, and are the run's in every network.
     """
 
     def __init__(self, path: Path, device: str = "auto", name: str | None = None) -> None:
@@ -43,14 +45,27 @@ class Subject:
         dataset = load_data(self.config)
         self.material: Material = prepare(self.config, dataset, self.compute, load_extra_data(self.config, dataset))
         network = build_network(self.material.facts, 0, "analysis")
-        self._parameters = [name for name, _ in network.named_parameters()]
-        self.size = sum(parameter.numel() for parameter in network.parameters())
+        parameters = learning(network)
+        self._parameters = list(parameters)
+        self.size = sum(parameter.numel() for parameter in parameters.values())
+        self._held = [name for name in network.state_dict() if self.config.model.frozen and name not in parameters]
 
     def network(self) -> nn.Module:
         """A network of the run's architecture on its device, in evaluation mode."""
         network = build_network(self.material.facts, 0, "analysis").to(self.compute.device, self.compute.dtype)
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._fill_held(network)
         return network.eval()
+
+    def _fill_held(self, network: nn.Module) -> None:
+        """Put in the layers that the run holds as they are: every epoch has the same."""
+        if not self._held or not self.epochs:
+            return
+        if self.steps:  # whose parameters are not rounded
+            held = self._parts(self.checkpoint(max(self.steps)), "student.", self._held)
+        else:
+            held = load_iterate(self.iterates[self.epochs[-1]], self._held)
+        network.load_state_dict(dict(zip(self._held, held, strict=True)), strict=False)
 
     def chosen(self, epochs: Sequence[float] | None, least: int) -> list[float]:
         """The kept epochs to study, in order: those asked for, or all; at least `least` of them."""
@@ -125,17 +140,20 @@ class Subject:
                 "than that; `--analysis.gradients 5` records gradients in training, `--checkpoint.keep` keeps it all."
             )
         put(state.student, self.iterate(epoch))
+        self._fill_held(state.student)
         state.step = self.material.plan.pace.step(epoch)
         return state
 
     def _vector(self, checkpoint: Checkpoint, prefix: str) -> Tensor:
+        return self._flat(self._parts(checkpoint, prefix, self._parameters), self.checkpoints)
+
+    def _parts(self, checkpoint: Checkpoint, prefix: str, names: Sequence[str]) -> list[Tensor]:
         try:
-            parts = [checkpoint.tensors[prefix + name] for name in self._parameters]
+            return [checkpoint.tensors[prefix + name] for name in names]
         except KeyError as error:
             raise RequestError(
                 f"the checkpoints of {self.path} hold no {prefix.rstrip('.')} of its network."
             ) from error
-        return self._flat(parts, self.checkpoints)
 
     def _flat(self, parts: Sequence[Tensor], where: Path) -> Tensor:
         vector = torch.cat([part.flatten() for part in parts]).to(self.compute.device, self.compute.dtype)
@@ -176,8 +194,8 @@ def _counted(count: int) -> str:
 
 
 def put(network: nn.Module, vector: Tensor) -> None:
-    """Write a vector into a network's parameters."""
-    parameters = list(network.parameters())
+    """Write a vector into those of a network's parameters that learn."""
+    parameters = list(learning(network).values())
     pieces = vector.split([parameter.numel() for parameter in parameters])
     with torch.no_grad():
         shaped = [piece.view(parameter.shape) for piece, parameter in zip(pieces, parameters, strict=True)]

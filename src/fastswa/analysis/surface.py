@@ -22,6 +22,7 @@ from fastswa.methods import method_class
 from fastswa.models.network import Dropout
 from fastswa.noise import Noise
 from fastswa.training.graph import captured
+from fastswa.training.optimiser import learning
 from fastswa.training.refresh import refresh_batches, refreshing_view
 
 FIGURES = ("train_error", "train_loss", "test_error", "test_loss")
@@ -132,7 +133,7 @@ class Surface:
         """
         put(self.network, vector)
         chosen: Evaluator = getattr(self, images)
-        parameters = list(self.network.parameters())
+        parameters = list(learning(self.network).values())
         total = torch.zeros_like(vector)
         with _batch_normalised(self.network):
             for pixels, labels in zip(
