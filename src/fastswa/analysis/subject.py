@@ -48,7 +48,6 @@ class Subject:
         parameters = learning(network)
         self._parameters = list(parameters)
         self.size = sum(parameter.numel() for parameter in parameters.values())
-        self._held = [name for name in network.state_dict() if self.config.model.frozen and name not in parameters]
 
     def network(self) -> nn.Module:
         """A network of the run's architecture on its device, in evaluation mode."""
@@ -59,13 +58,14 @@ class Subject:
 
     def _fill_held(self, network: nn.Module) -> None:
         """Put in the layers that the run holds as they are: every epoch has the same."""
-        if not self._held or not self.epochs:
+        if not self.config.model.frozen or not self.epochs:
             return
+        names = list(network.state_dict().keys() - learning(network).keys())
         if self.steps:  # whose parameters are not rounded
-            held = self._parts(self.checkpoint(max(self.steps)), "student.", self._held)
+            held = self._parts(self.checkpoint(max(self.steps)), "student.", names)
         else:
-            held = load_iterate(self.iterates[self.epochs[-1]], self._held)
-        network.load_state_dict(dict(zip(self._held, held, strict=True)), strict=False)
+            held = load_iterate(self.iterates[self.epochs[-1]], names)
+        network.load_state_dict(dict(zip(names, held, strict=True)), strict=False)
 
     def chosen(self, epochs: Sequence[float] | None, least: int) -> list[float]:
         """The kept epochs to study, in order: those asked for, or all; at least `least` of them."""
