@@ -417,6 +417,7 @@ def test_what_cannot_be_averaged_is_one_sentence(
     torch.save([1, 2], "list.pt")
     torch.save({"state_dict": {"a": 1}}, "none.pt")
     Path("text.pt").write_text("hello")
+    Path("flipped.pt").write_bytes(b"\x80\x02e.")
     Path("cut.safetensors").write_bytes((finished / "model.safetensors").read_bytes()[:-9])
     Path("cut.pt").write_bytes(Path("0.pt").read_bytes()[:300])
     Path("there.safetensors").touch()
@@ -459,6 +460,7 @@ def test_what_cannot_be_averaged_is_one_sentence(
         ("0.pt", "list.pt"): "list.pt holds no weights",
         ("0.pt", "none.pt"): "none.pt holds no weights",
         ("text.pt", "0.pt"): "text.pt is damaged or is no checkpoint of torch.",
+        ("flipped.pt", "0.pt"): "flipped.pt is damaged or is no checkpoint of torch.",
         ("cut.safetensors", one): "cut.safetensors is not a whole safetensors file.",
         ("cut.pt", one): "cut.pt",
         ("0.pt", "1.pt"): "name the network with --model (such as timm:resnet18) and images with --data, or keep those "

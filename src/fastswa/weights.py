@@ -8,19 +8,18 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fastswa.averaging import canonical
 from fastswa.errors import RequestError
 from fastswa.modelfile import ModelFacts, find_model, read_facts
+from fastswa.torchfile import DamagedError, read_torch
 from fastswa.training.fork import checkpoint_of
 
 # Where the weights lie in checkpoints that hold more: Lightning's, and what tutorials write.
@@ -106,15 +105,13 @@ def _of_safetensors(name: str, path: Path, run: Path | None = None) -> Weights:
 
 def _of_torch(name: str, path: Path) -> Weights:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            content = torch.load(path, map_location="cpu", weights_only=True)
+        content = read_torch(path)
     except pickle.UnpicklingError as error:
         raise RequestError(
             f"{name} cannot be read without running code from it (or is no checkpoint at all); "
             "write its weights alone, with `torch.save(model.state_dict(), …)` or as safetensors."
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
+    except DamagedError as error:
         raise RequestError(f"{name} is damaged or is no checkpoint of torch.") from error
     found = _state_dict(content)
     if not found:

@@ -148,6 +148,17 @@ def test_a_damaged_file(package: Path) -> None:
         build(NAME, channels=3, classes=4, pretrained=True)
 
 
+# Text that is none, and an operation on nothing: what a flipped bit may leave.
+DAMAGED = (b"\x80\x02X\x01\x00\x00\x00\x8c.", b"\x80\x02e.")
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_file_with_a_flipped_bit(package: Path, content: bytes) -> None:
+    package.write_bytes(content)
+    with pytest.raises(RequestError, match="does not hold the weights of efficientnet-lite0"):
+        build(NAME, channels=3, classes=4, pretrained=True)
+
+
 def test_a_held_backbone_stays_in_evaluation_mode() -> None:
     network = build(NAME, channels=3, classes=4, frozen=True).train()
     assert network.training

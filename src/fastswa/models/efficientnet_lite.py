@@ -14,13 +14,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastswa.errors import RequestError, installing
 from fastswa.models.network import Backboned, Dropout, Heads, Output, global_average
 from fastswa.noise import Noise
+from fastswa.torchfile import DamagedError, read_torch
 
 # Kernel, stride of the first block, expansion, channels, blocks.
 _STAGES = (
@@ -124,8 +124,8 @@ def _load_pretrained(backbone: nn.Module, channels: int) -> None:
     path = _pretrained_file()
     refusal = RequestError(f"model.pretrained: {path} does not hold the weights of efficientnet-lite0.")
     try:
-        published = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        published = read_torch(path)
+    except (pickle.UnpicklingError, DamagedError) as error:
         raise refusal from error
     if not isinstance(published, dict) or not all(isinstance(value, Tensor) for value in published.values()):
         raise refusal
