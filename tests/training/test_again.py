@@ -82,6 +82,23 @@ def test_without_its_checkpoints_a_run_still_knows_its_images(tmp_path: Path, co
     assert images_of_run(run, config).changed is None
 
 
+def test_a_run_that_kept_nothing_is_not_begun_again_on_other_labels(tmp_path: Path, command: Command) -> None:
+    """Its folder would go on knowing it by images that it was not trained on."""
+    data = images(tmp_path / "mine")
+    run = train(command, data, tmp_path / "run")
+    for kept in (run / "checkpoint", run / "models"):
+        shutil.rmtree(kept)
+    (run / "model.safetensors").unlink()
+    label_one(data)
+    (data / "labeled" / "b" / "1.png").rename(data / "unlabeled" / "3.png")
+    answer = command("resume", run, "--no-report")
+    assert answer.code == 2
+    assert answer.err == (
+        f"fastswa: the images or labels of {data} are not those that {run} was trained on; "
+        "put them back, or train anew.\n"
+    )
+
+
 def test_labels_added_since_leave_test_errors_alone(tmp_path: Path, command: Command) -> None:
     data = images(tmp_path / "mine")
     run = train(command, data, tmp_path / "run")

@@ -19,6 +19,7 @@ from fastswa.data.images import Dataset
 from fastswa.defaults import described
 from fastswa.errors import RequestError
 from fastswa.layers import build_config, file_layer, flatten
+from fastswa.training.again import content_of
 from fastswa.training.budget import Budget, retimed_plan
 from fastswa.training.checkpoint import Checkpoint, load_checkpoint
 from fastswa.training.device import Compute, choose_compute, settings_of
@@ -181,7 +182,7 @@ class OldRun:
         """The run made ready where it stopped; `finished` if there is nothing left to do."""
         folder = RunFolder.open(self.path)
         checkpoint = self._checkpoint(config, say)
-        content = "" if checkpoint is None else content_in(checkpoint.facts["fingerprint"])
+        content = content_of(self.path) if checkpoint is None else content_in(checkpoint.facts["fingerprint"])
         dataset = load_data(config)
         if content and content != dataset.digest():
             raise changed(f"the images or labels of {' or '.join(sources(config))}", self.path)
