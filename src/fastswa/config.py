@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from fastswa.registry import nearest
 from fastswa.shorthands import written_out
@@ -19,6 +19,8 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# Truth values come from flags as text.
+_TRUTH: TypeAdapter[bool] = TypeAdapter(bool)
 
 
 class Section(BaseModel):
@@ -186,8 +188,12 @@ class ModelConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _alone(cls, values: Any) -> Any:
-        # Flags come as text.
-        held = isinstance(values, dict) and str(values.get("frozen")).lower() == "true"
+        if not isinstance(values, dict):
+            return values
+        try:
+            held = _TRUTH.validate_python(values.get("frozen"))
+        except ValidationError:
+            return values
         return {"heads": 1, **values} if held else values
 
     @model_validator(mode="after")

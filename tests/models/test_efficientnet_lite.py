@@ -20,7 +20,7 @@ from fastswa.analysis.subject import Subject
 from fastswa.analysis.surface import Surface
 from fastswa.api import load
 from fastswa.batch_norm import refresh_batch_norm
-from fastswa.config import CheckpointConfig, Config
+from fastswa.config import CheckpointConfig, Config, StartConfig
 from fastswa.errors import RequestError
 from fastswa.layers import build_config
 from fastswa.models import build, normalisation
@@ -214,6 +214,32 @@ def test_a_run_with_a_held_backbone_resumes_bit_for_bit(package: Path, small_ima
     assert model.predict(np.zeros((2, 8, 8), np.uint8)).probabilities.shape == (2, 10)
 
 
+def test_a_fork_may_let_go_of_what_was_held(package: Path, small_images: None, tmp_path: Path) -> None:
+    config = frozen(name="pi", weight=1.0)
+    train(config, tmp_path / "held")
+    package.unlink()  # a fork begins with what its parent has
+    before = load_file(tmp_path / "held" / "models" / "student.safetensors")
+
+    def forked(**model: Any) -> Config:
+        return config.model_copy(
+            update={
+                "model": config.model.model_copy(update=model),
+                "schedule": config.schedule.model_copy(update={"epochs": 3}),
+                "start": StartConfig(run=str(tmp_path / "held")),
+            }
+        )
+
+    train_new(forked(frozen=False), tmp_path / "free", StoppingWatcher(), lambda line: None)
+    after = load_file(tmp_path / "free" / "models" / "student.safetensors")
+    name = "backbone.0.conv.weight"
+    assert not torch.equal(before[name], after[name])
+    assert load(tmp_path / "free").facts.mean == load(tmp_path / "held").facts.mean
+    # Its network would see every image on another scale than it learnt from.
+    with pytest.raises(RequestError, match=r"held cannot be forked so: model\.pretrained also says how images are"):
+        train_new(forked(frozen=False, pretrained=False), tmp_path / "other", StoppingWatcher(), lambda line: None)
+    assert not (tmp_path / "other").exists()
+
+
 def test_the_teacher_follows_what_learns_alone(package: Path, small_images: None) -> None:
     """Kernels move student and teacher by pairs: the lists must be of one order and length."""
     from fastswa.modelfile import ModelFacts
@@ -266,7 +292,7 @@ def test_two_heads_on_a_held_backbone_would_share_nothing(command: Command, tmp_
     answer = command("train", "digits-pi", *flags, "--out", tmp_path / "run")
     why = "with model.frozen the two would share nothing that learns; give --model.heads 1."
     assert (answer.code, answer.err) == (2, f"fastswa: model.heads is 2, and {why}\n")
-    for held in (True, "true"):  # as files and as flags say it
+    for held in (True, "true", "yes", 1):  # as files and as flags say it
         assert build_config({"model": {"name": NAME, "pretrained": True, "frozen": held}}).model.heads == 1
 
 

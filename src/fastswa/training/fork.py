@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fastswa import models
 from fastswa.config import AverageConfig, Config, resolved, to_dict
 from fastswa.data.pace import Pace
 from fastswa.errors import RequestError
@@ -32,6 +33,7 @@ def fork(config: Config, state: State, pace: Pace, say: Callable[[str], None]) -
     if not epoch.is_integer() and pace.of(int(epoch)) != theirs_then:
         raise RequestError(f"{source} stopped within an epoch, and the fork's epochs have another length.")
     parent = folder.config()
+    _refuse_other_scale(config, parent, source)
     parent_averages = to_dict(parent).get("averaging", {})
     own_averages = to_dict(config).get("averaging", {})
     for name in _inherited(config, parent):
@@ -59,6 +61,16 @@ def fork(config: Config, state: State, pace: Pace, say: Callable[[str], None]) -
         else:
             average.update(epoch)
     return {"run": source, "epoch": epoch, "step": state.step, "fingerprint": facts["fingerprint"]}
+
+
+def _refuse_other_scale(config: Config, parent: Config, source: str) -> None:
+    """RequestError where the parent's network knows images by another mean and deviation: pretrained weights' own."""
+    theirs, own = (models.normalisation(one.model.name, pretrained=one.model.pretrained) for one in (parent, config))
+    if theirs != own:
+        raise RequestError(
+            f"{source} cannot be forked so: model.pretrained also says how images are normalised; "
+            "leave it as it is there."
+        )
 
 
 def _inherited(config: Config, parent: Config) -> list[str]:

@@ -131,9 +131,10 @@ def build_state(
 ) -> State:
     """A run's state at step 0: student and teacher each from their own initialisation (but see Method), or `weights`.
 
-    `fresh` is False where a checkpoint is about to replace the state, so that no pretrained weights are fetched.
+    `fresh` is False where a checkpoint is about to replace the state, so that no pretrained weights are fetched; nor
+    are they for a fork, which begins with its parent's.
     """
-    pretrained = config.model.pretrained and fresh and weights is None
+    pretrained = config.model.pretrained and fresh and weights is None and config.start.run is None
     method = build_method(config.method, images=images, classes=len(facts.classes))
     method.names = facts.classes
     method.to(compute.device)
