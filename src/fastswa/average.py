@@ -134,19 +134,20 @@ def average(
     for name in names:
         weights = read_weights(name, network, say)
         mean.add(weights)
-        facts, run = facts or weights.facts, run or weights.run
+        facts, run = _shared(facts, weights.facts), run or weights.run
     if not refresh:
         mean.refuse_statistics()
     tensors = mean.tensors()
     source = data or (None if run is None else str(run))
-    normed = any(map(is_statistic, tensors))
-    if refresh and normed and facts is not None and facts.features:
+    statistics = _statistics(tensors, facts)
+    refreshed = refresh and statistics == "moving"
+    if refreshed and facts is not None and facts.features:
         raise RequestError(f"{names[0]} takes feature vectors, which cannot be had from --data; give --no-refresh.")
     if source is None or (facts is None and model is None and run is None):
-        if refresh and normed:
+        if refreshed:
             raise RequestError(_needs(names[-1], told=facts is not None or model is not None))
         _write(out, tensors, facts)
-        return Averaged(str(out), mean.names, False, _note(names[-1], normed, refreshed=False), {})
+        return Averaged(str(out), mean.names, False, _note(names[-1], statistics, refreshed=False), {})
     if facts is None and model is None and run is not None:
         facts = facts_of_run(run)
     images = images_for(source, root, facts, model, device)
@@ -158,16 +159,30 @@ def average(
                 stage.load(read_weights(name, network, say).tensors)
                 _enter(figures, name, stage)
         stage.load(tensors)
-        refreshed = refresh and normed
         _enter(figures, "average, statistics of the last" if refreshed else "average", stage)
         if refreshed:
             stage.refresh()
             _enter(figures, "average", stage)
     _write(out, stage.tensors(tensors), stage.facts)
-    note = _note(names[-1], normed, refreshed)
+    note = _note(names[-1], statistics, refreshed)
     if not images.measured:
         note += f" Nothing was measured: the labels of {source} are not the model's classes."
     return Averaged(str(out), mean.names, refreshed, note, figures)
+
+
+def _shared(facts: ModelFacts | None, more: ModelFacts | None) -> ModelFacts | None:
+    """The first facts there are; nothing is held in an average if it was not held in every checkpoint."""
+    if facts is None or more is None:
+        return facts or more
+    held = facts.options.get("frozen") and more.options.get("frozen")
+    return facts if held else replace(facts, options={k: v for k, v in facts.options.items() if k != "frozen"})
+
+
+def _statistics(tensors: dict[str, Tensor], facts: ModelFacts | None) -> str:
+    """Whether batch-norm statistics follow the weights (moving), are held with them (held) or are not there (none)."""
+    if not any(map(is_statistic, tensors)):
+        return "none"
+    return "held" if facts is not None and facts.options.get("frozen") else "moving"
 
 
 def _enter(figures: Figures, name: str, stage: Stage) -> None:
@@ -201,9 +216,11 @@ def _needs(last: str, *, told: bool) -> str:
     return f"the average needs batch-norm statistics of its own: {way}, or keep those of {last} with --no-refresh."
 
 
-def _note(last: str, normed: bool, refreshed: bool) -> str:
-    if not normed:
+def _note(last: str, statistics: str, refreshed: bool) -> str:
+    if statistics == "none":
         return "There is no batch norm in it, so nothing was to be refreshed."
+    if statistics == "held":
+        return "Its batch-norm statistics are held as they are (model.frozen), so nothing was to be refreshed."
     if refreshed:
         return "Its batch-norm statistics were refreshed on training batches."
     return f"Its batch-norm statistics are those of {last}, which belong to other weights; refresh them before use."

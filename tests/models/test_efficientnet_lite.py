@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from conftest import Command
@@ -23,6 +25,7 @@ from fastswa.batch_norm import refresh_batch_norm
 from fastswa.config import CheckpointConfig, Config, StartConfig
 from fastswa.errors import RequestError
 from fastswa.layers import build_config
+from fastswa.modelfile import metadata_of, read_facts
 from fastswa.models import build, normalisation
 from fastswa.training.run import train_new
 from fastswa.training.state import build_state
@@ -238,6 +241,34 @@ def test_a_fork_may_let_go_of_what_was_held(package: Path, small_images: None, t
     with pytest.raises(RequestError, match=r"held cannot be forked so: model\.pretrained also says how images are"):
         train_new(forked(frozen=False, pretrained=False), tmp_path / "other", StoppingWatcher(), lambda line: None)
     assert not (tmp_path / "other").exists()
+
+
+def test_statistics_that_are_held_in_every_checkpoint_are_not_refreshed(
+    package: Path, small_images: None, tmp_path: Path, command: Command
+) -> None:
+    run = tmp_path / "run"
+    train(frozen(name="mean-teacher", weight=1.0), run)
+    files = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    for file, network in zip(files, ("student", "ema"), strict=True):
+        shutil.copy(run / "models" / f"{network}.safetensors", file)
+    held = "Its batch-norm statistics are held as they are (model.frozen), so nothing was to be refreshed."
+    for number, words in enumerate([(), ("--data", run), ("--no-refresh",)]):
+        out = tmp_path / f"held-{number}.safetensors"
+        answer = command("average", *files, *words, "--out", out)
+        assert answer.out.splitlines()[-1].endswith(held), answer.err
+        assert "statistics of the last" not in answer.out
+        assert read_facts(out).options == {"frozen": True}
+    # One that was let go since has statistics of its own.
+    facts = read_facts(files[1])
+    free = replace(facts, options={})
+    save_file(load_file(files[1]), tmp_path / "free.safetensors", metadata=metadata_of(free))
+    for number, pair in enumerate([(files[0], "free.safetensors"), ("free.safetensors", files[0])]):
+        out = tmp_path / f"free-{number}.safetensors"
+        answer = command("average", *(tmp_path / name for name in pair), "--data", run, "--out", out, "--json")
+        assert json.loads(answer.out)["refreshed"] is True
+        assert read_facts(out).options == {}
+        name = "backbone.0.norm.running_mean"
+        assert not torch.equal(load_file(out)[name], load_file(files[0])[name])
 
 
 def test_the_teacher_follows_what_learns_alone(package: Path, small_images: None) -> None:
