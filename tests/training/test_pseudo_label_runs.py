@@ -11,7 +11,7 @@ import torch
 
 from conftest import Command
 from fastswa.layers import build_config, recipe_layer
-from fastswa.methods.flexmatch import FlexMatch
+from fastswa.methods.flexmatch import NONE, FlexMatch
 from fastswa.methods.guesses import Guesses
 from fastswa.training.feed import learning_rate
 from fastswa.training.refresh import refresh_batches
@@ -117,6 +117,19 @@ def test_an_unreachable_threshold_is_said_at_every_evaluation(tmp_path: Path, co
     assert answer.err.count(sentence) == 4
     assert [line["pseudo_labels"]["passing"] for line in metrics(tmp_path / "run")] == [0.0] * 4
     assert all("warning" in line for line in metrics(tmp_path / "run"))
+
+
+def test_flexmatch_goes_on_from_what_earlier_versions_remembered(tmp_path: Path) -> None:
+    """Without a place for guesses that are not certain."""
+    config = tiny({"method": METHODS["flexmatch"]})
+    trainer, other = make_trainer(config, tmp_path), make_trainer(config, tmp_path)
+    trainer.feed.load(0)
+    trainer.step()
+    tensors = {name: tensor.clone() for name, tensor in trainer.state.tensors().items()}
+    learnt = tensors["memory.learnt"][:-1]
+    assert bool((learnt != NONE).any())
+    other.state.restore({**tensors, "memory.learnt": learnt}, trainer.state.counters())
+    assert torch.equal(other.state.tensors()["memory.learnt"][:-1], learnt)
 
 
 def test_flexmatch_says_that_all_passes_while_nothing_was_certain(tmp_path: Path, command: Command) -> None:

@@ -55,5 +55,10 @@ class FlexMatch(PseudoLabels):
             )
         return super()._warning(passing, shares)
 
+    def recalled(self, name: str, tensor: Tensor) -> Tensor:
+        """Earlier versions had no place for guesses that are not certain."""
+        lacks = name == "learnt" and len(tensor) == len(self.learnt)
+        return torch.cat([tensor, tensor.new_full((1,), NONE)]) if lacks else tensor
+
     def prime(self) -> None:
         self.memory["learnt"].fill_(NONE)

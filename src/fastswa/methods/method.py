@@ -148,6 +148,10 @@ class Method:
     def prime(self) -> None:
         """Fill the memory as if training had gone on for a while; the probe calls it, then undoes it."""
 
+    def recalled(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor of the memory as a checkpoint holds it, in today's shape where earlier versions had another."""
+        return tensor
+
     def to(self, device: torch.device) -> None:
         """Move the memory to the device that trains."""
         self.memory = {name: tensor.to(device) for name, tensor in self.memory.items()}

@@ -24,7 +24,7 @@ def fork(config: Config, state: State, pace: Pace, say: Callable[[str], None]) -
     """
     assert config.start.run is not None
     folder, checkpoint = checkpoint_of(config.start.run, say)
-    source, facts, theirs = str(folder.path), checkpoint.facts, checkpoint.tensors
+    source, facts, theirs = str(folder.path), checkpoint.facts, state.recalled(checkpoint.tensors)
     for name in theirs.keys() - state.tensors().keys():
         if name.startswith("student."):
             raise RequestError(f"{source} cannot be forked: its network has {name} besides.")

@@ -105,10 +105,18 @@ class State:
         }
         return {"step": self.step, "summed": self.summed, "averages": averages}
 
+    def recalled(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A checkpoint's tensors, what the method remembers as it does today."""
+        room = "memory."
+        return {
+            name: self.method.recalled(name.removeprefix(room), tensor) if name.startswith(room) else tensor
+            for name, tensor in tensors.items()
+        }
+
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], counters: Mapping[str, Any]) -> None:
         """Take over the state that `tensors` and `counters` gave."""
-        own = self.tensors()
+        own, tensors = self.tensors(), self.recalled(tensors)
         # What averages keep for their own accuracy is not in the checkpoints of early versions.
         odd = [name for name in sorted(own.keys() ^ tensors.keys()) if not name.startswith("averaging.")]
         if odd:
