@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from conftest import Command
@@ -160,9 +162,21 @@ def test_a_fork_on_other_labels_says_what_its_validation_errors_are_worth(
     assert (sentence in answer.err) is (held_out > 0)
 
 
-def test_a_report_measures_in_the_arithmetic_of_the_run(tmp_path: Path, command: Command) -> None:
+def test_a_report_measures_in_the_arithmetic_of_the_run(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = train(command, images(tmp_path / "mine"), tmp_path / "run", "--device.precision", "bf16")
     record = read_run(run)
+    seen = set[torch.dtype]()
+    convolve = torch.nn.functional.conv2d
+
+    def watched(*given: Any, **named: Any) -> torch.Tensor:
+        out = convolve(*given, **named)
+        seen.add(out.dtype)
+        return out
+
+    monkeypatch.setattr(torch.nn.functional, "conv2d", watched)
     found = look_at(record, "cpu", suggestions=1, unlabelled=10)
+    assert seen == {torch.bfloat16}
     assert found.measured is not None
     assert found.measured.error == pytest.approx(record.final("test")[found.network], abs=1e-9)
