@@ -176,6 +176,7 @@ def test_every_method_takes_images_and_feature_vectors(
         ([True, False, -1, 1], True, [1, 0, 0, 1]),
         ([torch.tensor(0), torch.tensor(-1)], -1, [0, 1]),
         ([0, np.ma.masked, 1], -1, [0, 1, 0]),
+        (np.array(["2020-01-01", "NaT"], dtype="datetime64[D]"), -1, [0, 1]),
     ],
 )
 def test_which_labels_count_as_none(labels: Any, value: Any, expected: list[int]) -> None:

@@ -28,7 +28,7 @@ def as_labels(y: Any) -> Any:
 
 
 def is_unlabelled(labels: np.ndarray, value: Any) -> np.ndarray:
-    """Where (N,) labels are missing (None, NaN, NA, empty text) or equal to `value` (None: only where missing).
+    """Where (N,) labels are missing (None, NaN, NA, NaT, empty text) or equal to `value` (None: only where missing).
 
     Text is compared with the text of `value`: a number among texts may have become text itself, as in a file that was
     read, or in numpy's array of ["cat", -1].
@@ -43,7 +43,7 @@ def is_unlabelled(labels: np.ndarray, value: Any) -> np.ndarray:
     if labels.dtype.kind in "US":
         return labels == "" if value is None else (labels == "") | (labels == text)
     found = np.zeros(len(labels), dtype=bool) if value is None else np.asarray(labels == value)
-    return found | np.isnan(labels) if labels.dtype.kind == "f" else found
+    return found | np.isnan(labels) if labels.dtype.kind in "fmM" else found
 
 
 def _missing(label: Any) -> bool:
