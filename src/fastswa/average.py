@@ -150,7 +150,7 @@ def average(
         return Averaged(str(out), mean.names, False, _note(names[-1], statistics, refreshed=False), {})
     if facts is None and model is None and run is not None:
         facts = facts_of_run(run)
-    images = images_for(source, root, facts, model, device)
+    images = images_for(source, root, facts, model, device, say)
     with settings_of(images.compute):
         stage = stage_for(images, tensors, facts, model)
         figures: Figures = {}
@@ -166,7 +166,11 @@ def average(
     _write(out, stage.tensors(tensors), stage.facts)
     note = _note(names[-1], statistics, refreshed)
     if not images.measured:
-        note += f" Nothing was measured: the labels of {source} are not the model's classes."
+        other = facts is not None and facts.classes != images.material.facts.classes
+        why = (
+            f"the labels of {source} are not the model's classes" if other else f"{source} has no images to measure on"
+        )
+        note += f" Nothing was measured: {why}."
     return Averaged(str(out), mean.names, refreshed, note, figures)
 
 

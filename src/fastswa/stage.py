@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +21,7 @@ from fastswa.layers import build_config, recipe_names, target_layer
 from fastswa.modelfile import ModelFacts
 from fastswa.models.network import Output
 from fastswa.noise import Noise
+from fastswa.training.again import images_of_run, still_measured
 from fastswa.training.device import Compute, choose_compute
 from fastswa.training.folder import RunFolder
 from fastswa.training.refresh import Refresher
@@ -80,16 +82,20 @@ def facts_of_run(run: Path) -> ModelFacts:
     return prepare(config, load_data(config), choose_compute(config.device)).facts
 
 
-def images_for(source: str, root: str, facts: ModelFacts | None, model: str | None, device: str) -> Images:
+def images_for(
+    source: str, root: str, facts: ModelFacts | None, model: str | None, device: str, say: Callable[[str], None]
+) -> Images:
     """The images of a run, a recipe, a data set or one's own, normalised as the model wants them.
 
-    A run's are batched, augmented and split as it says; of others every label is for measuring where no test set is.
+    A run's are batched, augmented and split as it says, but those that it may have learnt from since labels changed are
+    not measured on, which `say` hears; of others every label is for measuring where no test set is.
     """
     of_run = (Path(source) / "config.toml").is_file()
     # In 32 bits everywhere: statistics that go into a file are the same wherever they are made.
     computed = DeviceConfig(name=device, precision="fp32")
     config = _config(source, root, facts, of_run).model_copy(update={"device": computed})
-    dataset = load_data(config)
+    now = images_of_run(Path(source), config) if of_run else None
+    dataset = load_data(config) if now is None else now.dataset
     compute = choose_compute(config.device)
     if facts is not None:
         if facts.shape != dataset.train.shape:
@@ -112,6 +118,8 @@ def images_for(source: str, root: str, facts: ModelFacts | None, model: str | No
         measured = {}
     elif not measured and not of_run:
         measured = {"labelled": _labelled(dataset, material)}
+    if now is not None:
+        measured = still_measured(Path(source), now, measured, say)
     return Images(config, material, compute, measured)
 
 

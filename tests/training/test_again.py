@@ -112,6 +112,22 @@ def test_labels_added_since_leave_test_errors_alone(tmp_path: Path, command: Com
     assert answer.err == f"fastswa: the images or labels of {run} are not those that it was trained on: {LEFT_OUT}"
 
 
+@pytest.mark.parametrize("test", [True, False])
+def test_an_average_is_not_measured_on_what_may_have_been_learnt(test: bool, tmp_path: Path, command: Command) -> None:
+    data = images(tmp_path / "mine", test=test)
+    run = train(command, data, tmp_path / "run")
+    files = [run / "models" / f"{name}.safetensors" for name in ("student", "swa")]
+    before = json.loads(command("average", *files, "--out", tmp_path / "before.safetensors", "--json").out)
+    assert list(before["figures"]) == ["test", "validation"][not test :]
+    label_one(data)
+    answer = command("average", *files, "--out", tmp_path / "after.safetensors", "--json")
+    after = json.loads(answer.out)
+    assert list(after["figures"]) == ["test"][not test :]
+    assert answer.err == f"fastswa: the images or labels of {run} are not those that it was trained on: {LEFT_OUT}"
+    unmeasured = f" Nothing was measured: {run} has no images to measure on."
+    assert after["note"].endswith(unmeasured) is not test
+
+
 def test_labels_added_since_leave_nothing_to_measure_or_to_calibrate_on(tmp_path: Path, command: Command) -> None:
     data = images(tmp_path / "mine", test=False)
     run = train(command, data, tmp_path / "run")

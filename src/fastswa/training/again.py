@@ -7,6 +7,7 @@ those that the run learnt from, and figures on them would flatter.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from fastswa.config import Config
 from fastswa.data.images import Dataset
 from fastswa.errors import RequestError
+from fastswa.evaluate import Evaluator
 from fastswa.modelfile import ModelFacts
 from fastswa.training.folder import RunFolder
 from fastswa.training.identity import content_in, is_own, sources
@@ -52,6 +54,19 @@ def refuse_other_classes(path: Path, model: ModelFacts, dataset: Dataset) -> Non
     """RequestError where the images are of other classes or another size than the run's model."""
     if (model.classes, model.shape) != (dataset.classes, dataset.train.shape):
         raise RequestError(f"{path}: the data set has changed since; its classes or image size are others now.")
+
+
+def still_measured(
+    path: Path, images: Images, evaluators: Mapping[str, Evaluator], say: Callable[[str], None]
+) -> dict[str, Evaluator]:
+    """The evaluators but for that of validation images which may have been learnt from; `say` hears of it."""
+    if not images.changed or "validation" not in evaluators:
+        return dict(evaluators)
+    say(
+        f"the images or labels of {path} are not those that it was trained on: validation errors are left out, "
+        "as images held out now may be among those that it learnt from."
+    )
+    return {name: evaluator for name, evaluator in evaluators.items() if name != "validation"}
 
 
 def refuse_other_held_out(path: Path, images: Images, what: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from fastswa.errors import RequestError
 from fastswa.flips import FlipAveraged
 from fastswa.modelfile import load_model, read_facts
-from fastswa.training.again import images_of_run, refuse_other_classes, refuse_other_held_out
+from fastswa.training.again import images_of_run, refuse_other_classes, refuse_other_held_out, still_measured
 from fastswa.training.device import choose_compute, looking_on, settings_of
 from fastswa.training.folder import RunFolder
 from fastswa.training.setup import prepare
@@ -35,17 +35,12 @@ def evaluate_run(
         images = images_of_run(path, config)
         for file in files:
             refuse_other_classes(path, read_facts(file), images.dataset)
-        evaluators = {**prepare(config, images.dataset, compute).evaluators}
+        evaluators = prepare(config, images.dataset, compute).evaluators
         if not evaluators:
             raise RequestError(f"{path} has neither test nor validation images to be measured on.")
-        if images.changed and "validation" in evaluators:
-            del evaluators["validation"]
-            if not evaluators:
-                refuse_other_held_out(path, images, "put them back, or train anew")
-            say(
-                f"the images or labels of {path} are not those that it was trained on: validation errors are left out, "
-                "as images held out now may be among those that it learnt from."
-            )
+        if set(evaluators) == {"validation"}:
+            refuse_other_held_out(path, images, "put them back, or train anew")
+        evaluators = still_measured(path, images, evaluators, say)
         for file in files:
             network = load_model(file).network.to(compute.device, compute.dtype)
             for name, evaluator in evaluators.items():
