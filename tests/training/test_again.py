@@ -151,6 +151,20 @@ def test_labels_added_since_leave_nothing_to_measure_or_to_calibrate_on(tmp_path
     assert said.text.endswith("; images held out now may be among those that it learnt from.")
 
 
+@pytest.mark.parametrize("study", ["landscape", "rays"])
+def test_other_labels_are_not_studied(study: str, tmp_path: Path, command: Command) -> None:
+    """Training errors would be those of images that the run did not train on."""
+    data = images(tmp_path / "mine")
+    run = train(command, data, tmp_path / "run", "--keep-every", "1")
+    label_one(data)
+    answer = command("analyze", study, run)
+    assert (answer.code, answer.err) == (
+        2,
+        f"fastswa: the images or labels of {data} are not those that {run} was trained on; "
+        "put them back, or train anew.\n",
+    )
+
+
 def test_other_classes_are_refused(tmp_path: Path, command: Command) -> None:
     """Class numbers follow the names: with one renamed, every error would be counted against another class."""
     data = images(tmp_path / "mine")

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from fastswa.errors import RequestError
 from fastswa.methods import build as build_method
+from fastswa.training.again import images_of_run
 from fastswa.training.checkpoint import Checkpoint, checkpoint_epochs, load_checkpoint
 from fastswa.training.device import Compute, choose_compute, looking_on, settings_of
 from fastswa.training.folder import RunFolder, preferred
+from fastswa.training.identity import changed, sources
 from fastswa.training.iterates import iterate_epochs, load_iterate
 from fastswa.training.optimiser import learning
-from fastswa.training.setup import Material, load_data, load_extra_data, prepare
+from fastswa.training.setup import Material, load_extra_data, prepare
 from fastswa.training.state import State, build_network, build_state
 
 
@@ -42,7 +44,10 @@ class Subject:
         self.steps = checkpoint_epochs(folder.checkpoints)
         self.iterates = iterate_epochs(path)
         self.epochs = sorted({*self.steps, *self.iterates})
-        dataset = load_data(self.config)
+        images = images_of_run(path, self.config)
+        if images.changed:
+            raise changed(f"the images or labels of {' or '.join(sources(self.config))}", path)
+        dataset = images.dataset
         self.material: Material = prepare(self.config, dataset, self.compute, load_extra_data(self.config, dataset))
         network = build_network(self.material.facts, 0, "analysis")
         parameters = learning(network)
