@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import fastswa
 from conftest import Command
 from fastswa.data.sources import load as load_source
-from fastswa.modelfile import Prediction, TrainedModel, read_facts, save_model, save_temperature
+from fastswa.modelfile import Prediction, TrainedModel, metadata_of, read_facts, save_model, save_temperature
 from fastswa.predict import Columns, Row, Sheet, predicted
 from tiny_runs import tiny, train
 
@@ -342,8 +342,6 @@ def test_a_temperature_in_the_file_divides_the_logits(finished: Path, digits: np
 
 def test_model_files_of_before_and_of_other_rules(finished: Path, tmp_path: Path) -> None:
     """Files without the newer facts load with their defaults; one that reads images otherwise is refused."""
-    from safetensors.torch import save_file
-
     tensors, facts = load_file(finished / "model.safetensors"), read_facts(finished / "model.safetensors")
     file = tmp_path / "model.safetensors"
     names = ("architecture", "classes", "shape", "mean", "std", "heads", "options", "network", "epoch")
@@ -372,3 +370,14 @@ def test_standard_output_has_the_letters_of_a_file(
         patch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii", newline=""))
         assert command("predict", finished, image).code == 0
         assert written.getvalue() == (tmp_path / "rows.csv").read_bytes()
+
+
+@pytest.mark.parametrize("options", [{"pretrained": True}, [1], "width", 3])
+def test_a_model_file_has_nothing_fetched(options: Any, finished: Path, tmp_path: Path, command: Command) -> None:
+    """What a file says of its network is a stranger's word: `pretrained` would have weights downloaded or read."""
+    file = tmp_path / "model.safetensors"
+    content = json.loads(metadata_of(read_facts(finished / "model.safetensors"))["fastswa"])
+    save_file(load_file(finished / "model.safetensors"), file, {"fastswa": json.dumps({**content, "options": options})})
+    answer = command("predict", file, tmp_path)
+    assert answer.code == 2
+    assert answer.err == (f"fastswa: {file} was not written by this fastswa: its metadata say nothing of a network.\n")

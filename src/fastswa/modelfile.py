@@ -173,6 +173,10 @@ def _read(path: Path) -> tuple[ModelFacts, dict[str, Tensor]]:
 def _facts(metadata: Mapping[str, str]) -> ModelFacts:
     plain = json.loads(metadata["fastswa"])
     lists = {name: tuple(plain[name]) for name in ("classes", "shape", "mean", "std")}
+    options = plain.get("options", {})
+    # The file has the weights: others must not be fetched because it says so.
+    if not isinstance(options, dict) or "pretrained" in options:
+        raise ValueError(options)
     return ModelFacts(**{"decoding": 1, **plain, **lists})
 
 
