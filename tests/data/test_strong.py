@@ -13,7 +13,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from fastswa.data.augment import Augment
-from fastswa.data.strong import OPERATIONS, Draw, cut, draw, places, recoloured
+from fastswa.data.strong import OPERATIONS, Draw, cut, draw, places, quotient, recoloured
 from fastswa.noise import Noise, step_words
 
 STRENGTHS = [0.0, 0.13, 0.37, 0.5, 0.61, 0.86, 0.9999]
@@ -105,6 +105,15 @@ def test_a_colour_operation_is_pillows_within_a_grey_level(name: str, channels: 
                 assert int((found.int() - theirs.int()).abs().max()) <= 1
                 # What is off by one is rounding in the last bit, never a whole area.
                 assert float((found != theirs).double().mean()) < 0.02
+
+
+def test_a_quotient_has_the_right_whole_part_whatever_rounding_does_to_it() -> None:
+    divisor = torch.arange(1, 256)[:, None]
+    dividend = torch.arange(256) * 255
+    exact = dividend // divisor
+    found = quotient(dividend, divisor)
+    for off in (-1e-6, 0.0, 1e-6):
+        assert ((found * (1 + off)).long() == exact).all()
 
 
 @pytest.mark.parametrize("name", MOVES)

@@ -212,9 +212,16 @@ def _autocontrast(images: Tensor, strength: Tensor) -> Tensor:
     # Of 32-bit integers: compiled code finds other bounds of 8-bit ones that it has just made (torch 2.13, CPU).
     wide = images.to(torch.int32)
     low, high = wide.amin(dim=(1, 2), keepdim=True), wide.amax(dim=(1, 2), keepdim=True)
-    # The quotient of whole numbers this small is never rounded up to the next one.
-    stretched = (wide - low) * 255 / (high - low).clamp(min=1)
+    stretched = quotient((wide - low) * 255, (high - low).clamp(min=1))
     return torch.where(high > low, stretched.to(torch.uint8), images)
+
+
+def quotient(dividend: Tensor, divisor: Tensor) -> Tensor:
+    """Floats whose whole part is that of 0 to 65,025 divided by 1 to 255.
+
+    None is near a whole number: on a GPU compiled code is off by some last digits when it divides.
+    """
+    return (dividend + 0.5) / divisor
 
 
 def _equalise(images: Tensor, strength: Tensor) -> Tensor:
