@@ -121,10 +121,10 @@ def assert_agree(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
             assert difference < (1e-8 if tensor.dtype == torch.float64 else 1e-5), name
 
 
-@pytest.mark.parametrize("engine", ["graph", "compiled"])
-def test_steps_with_the_views_of_self_ensembling_agree_with_eager(engine: str) -> None:
+@pytest.mark.parametrize(("engine", "beyond"), [("graph", "zero"), ("graph", "edge"), ("compiled", "zero")])
+def test_steps_with_the_views_of_self_ensembling_agree_with_eager(engine: str, beyond: str) -> None:
     """Warped, noisy and standardised image by image, which no kernel of ours makes."""
-    flags = ["--precision", "fp64", "--optimiser.lr", "0.01", *ADAPTING]
+    flags = ["--precision", "fp64", "--optimiser.lr", "0.01", *ADAPTING, "--augment.beyond", beyond]
     assert_agree(
         trained(config_of("--engine", engine, *flags), 20), trained(config_of("--engine", "eager", *flags), 20)
     )
