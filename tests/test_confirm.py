@@ -308,6 +308,19 @@ def test_failed_and_skipped_tests_are_counted_and_named(machine: Machine) -> Non
     assert machine.found["tests"] == wanted
 
 
+def test_modules_without_a_test_for_a_gpu_are_not_even_read(parts: ModuleType, tmp_path: Path) -> None:
+    for name, text in {
+        "test_a.py": "import nobody_has_this",
+        "gpu/test_b.py": "pytestmark = [pytest.mark.gpu]",
+        "data/test_c.py": "@pytest.mark.gpu",
+        "gpu/cases.py": "# pytest.mark.gpu",
+    }.items():
+        (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tests" / name).write_text(text, "utf-8")
+    assert parts.modules_for_gpu(tmp_path) == ["tests/data/test_c.py", "tests/gpu/test_b.py"]
+    assert "tests/gpu/test_engines.py" in parts.modules_for_gpu()
+
+
 def test_what_comes_after_a_test_may_fail_as_well(parts: ModuleType) -> None:
     def run(words: Sequence[str], seconds: float, environment: Mapping[str, str]) -> Any:
         text = f"{TESTS[0]} PASSED [ 50%]\n{TESTS[0]} ERROR [ 50%]\nFAILED {TESTS[1]} PASSED\nERROR {TESTS[0]} - why"
