@@ -94,6 +94,8 @@ def _plain_loss(
     "method", [{}, {"method": {"name": "fixmatch", "threshold": 0.2}}], ids=["mean-teacher", "fixmatch"]
 )
 def test_the_compiled_engine_gives_the_eager_numbers(method: dict[str, Any], tmp_path: Path) -> None:
+    """And its parts are compiled whole."""
+    torch._dynamo.utils.counters.clear()
     eager, compiled = (
         stepped(tiny(FP64, method, {"device": {"engine": engine}}), 10, tmp_path).state.tensors()
         for engine in ("eager", "compiled")
@@ -101,6 +103,7 @@ def test_the_compiled_engine_gives_the_eager_numbers(method: dict[str, Any], tmp
     assert eager.keys() == compiled.keys()
     for name, tensor in eager.items():
         assert (tensor.double() - compiled[name].double()).norm() < 1e-8, name
+    assert not torch._dynamo.utils.counters["graph_break"]
 
 
 class Spy(MeanTeacher):

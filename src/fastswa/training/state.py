@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ class State:
     """Networks, optimiser, method's memory, averages, and the sums of loss terms since the last evaluation.
 
     `step` counts the steps done; `summed` those that `sums` (by term, in the order of `term_names`) covers.
+    `following` are the teacher's counterparts of the parameters that learn, in the optimiser's order.
     """
 
     student: nn.Module
@@ -40,13 +40,12 @@ class State:
     term_names: list[str] = field(default_factory=list)
     step: int = 0
     summed: int = 0
+    # No cached_property, whose lock torch.compile does not follow (Python 3.11).
+    following: list[Tensor] = field(init=False)
 
-    @cached_property
-    def following(self) -> list[Tensor]:
-        """The teacher's counterparts of the parameters that learn, in the optimiser's order."""
-        assert self.teacher is not None
-        teacher = dict(self.teacher.named_parameters())
-        return [teacher[name] for name in learning(self.student)]
+    def __post_init__(self) -> None:
+        teacher = {} if self.teacher is None else dict(self.teacher.named_parameters())
+        self.following = [teacher[name] for name in learning(self.student)] if teacher else []
 
     @torch.no_grad()
     def follow(self, rate: Tensor) -> None:
