@@ -4,16 +4,19 @@
     python benchmarks/own_images.py IMAGES.npz --methods fixmatch,mean-teacher,supervised --validation 5000
     python benchmarks/own_images.py IMAGES.npz --methods fixmatch,fixmatch+device.precision=fp32 --validation 5000 \
       --steps 6000
+    python benchmarks/own_images.py cifar10 --images 10000,2000 --labels 250 \
+      --methods flexmatch+model.pretrained=true,fixmatch
     python benchmarks/own_images.py IMAGES.npz --labels 500 --splits 1 --keep FOLDER
 
-Makes a folder for each split from an .npz file (x_train, y_train, x_test, y_test, classes if it has them; `digits` are
-the embedded ones): a few training images under labeled/CLASS/, all others under unlabeled/, the test images under
-test/CLASS/. Then runs `fastswa check` (which also prepares the images, so that both trainings find them prepared),
-`fastswa train FOLDER --minutes M` and the same with `--method supervised`, one after the other, and compares the test
-errors of the models that they offer for use. `--methods` names others to compare than `fixmatch,supervised`, of which
-the first is set against the last, with changed settings where +SETTING=VALUE follows one; with `--validation N` as many
-training images take the place of the test images, to choose by. With `--steps N` each trains as many steps, however
-long that takes, in place of minutes: for what is to be compared on a machine that has other work. With `--keep` it only
+Makes a folder for each split from an .npz file (x_train, y_train, x_test, y_test, classes if it has them) or from a
+built-in source (`digits`, `cifar10`, ..., in --root): a few training images under labeled/CLASS/, all others under
+unlabeled/, the test images under test/CLASS/. Then runs `fastswa check` (which also prepares the images, so that both
+trainings find them prepared), `fastswa train FOLDER --minutes M` and the same with `--method supervised`, one after the
+other, and compares the test errors of the models that they offer for use. `--methods` names others to compare than
+`fixmatch,supervised`, of which the first is set against the last, with changed settings where +SETTING=VALUE follows
+one; with `--validation N` as many training images take the place of the test images, to choose by. `--images N,M` takes
+the first N training images and the last M test images alone. With `--steps N` each trains as many steps, however long
+that takes, in place of minutes: for what is to be compared on a machine that has other work. With `--keep` it only
 makes the folder of the first split, to try the commands on by hand.
 """
 
@@ -33,7 +36,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fastswa.data.sources.digits import load_digits
+from fastswa.data.plan import Options
+from fastswa.data.sources import SOURCES, load
 
 METHODS = ("fixmatch", "supervised")
 EPOCHS = 60  # the default of one's own images on a CPU
@@ -68,16 +72,22 @@ def make_folder(arrays: dict[str, np.ndarray], files: Path, folder: Path, labels
         os.link(files / "test" / f"{number}.png", folder / "test" / names[label] / f"{number}.png")
 
 
-def read_arrays(images: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, or those of the embedded digits where that is the word."""
-    if str(images) == "digits":
-        digits = load_digits()
-        assert digits.test is not None
-        parts = {"train": digits.train, "test": digits.test}
-        arrays = {f"x_{name}": part.pixels for name, part in parts.items()}
+def read_arrays(images: Path, root: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file, or those of the built-in source of that name."""
+    if str(images) in SOURCES:
+        source = load(str(images), root, Options())
+        assert source.test is not None
+        parts = {"train": source.train, "test": source.test}
+        arrays = {f"x_{name}": part.pixels for name, part in parts.items()} | {"classes": np.array(source.classes)}
         return arrays | {f"y_{name}": part.labels for name, part in parts.items()}
     with np.load(images, allow_pickle=False) as file:
         return {key: file[key] for key in ("x_train", "y_train", "x_test", "y_test", "classes") if key in file}
+
+
+def some(arrays: dict[str, np.ndarray], train: int, test: int) -> dict[str, np.ndarray]:
+    """The same with the first training images and the last test images alone."""
+    rows = {"train": slice(train), "test": slice(-test, None)}
+    return arrays | {f"{kind}_{part}": arrays[f"{kind}_{part}"][rows[part]] for part in rows for kind in "xy"}
 
 
 def held_out(arrays: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
@@ -116,6 +126,8 @@ def length_words(arguments: argparse.Namespace) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", type=Path)
+    parser.add_argument("--images", dest="images_of")
+    parser.add_argument("--root", type=Path, default=Path("data"))
     parser.add_argument("--labels", type=int, default=100)
     parser.add_argument("--splits", default="1,2,3")
     lengths = parser.add_mutually_exclusive_group()
@@ -128,7 +140,9 @@ def main() -> None:
     parser.add_argument("--validation", type=int)
     arguments = parser.parse_args()
     splits = [int(word) for word in arguments.splits.split(",")]
-    arrays = read_arrays(arguments.images)
+    arrays = read_arrays(arguments.images, arguments.root)
+    if arguments.images_of is not None:
+        arrays = some(arrays, *(int(word) for word in arguments.images_of.split(",")))
     if arguments.validation is not None:
         arrays = held_out(arrays, arguments.validation)
     methods = arguments.methods.split(",")
@@ -172,6 +186,7 @@ def main() -> None:
 
         length = f"--minutes {arguments.minutes}" if arguments.steps is None else f"--steps {arguments.steps}"
         others = f" --methods {arguments.methods}" if methods != list(METHODS) else ""
+        others += f" --images {arguments.images_of}" if arguments.images_of is not None else ""
         others += f" --validation {arguments.validation}" if arguments.validation is not None else ""
         record = {
             "command": f"python benchmarks/own_images.py {arguments.images.name} --labels {arguments.labels} "

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from fastswa.config import RESUMABLE, BatchConfig, Config, resolved, to_dict
+from fastswa.config import RESUMABLE, BatchConfig, Config, DataConfig, ModelConfig, resolved, to_dict
 from fastswa.errors import RequestError
 from fastswa.layers import (
     ALIASES,
@@ -196,6 +196,39 @@ def test_numbers_beside_a_preset_win_and_a_later_preset_wins_over_numbers() -> N
     assert long == {"schedule": {"preset": "long", "cycle": 100}}
 
 
+HELD = ("efficientnet-lite0", True, True, 1, 224)
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ([["--pretrained"]], HELD),
+        ([["--model.pretrained", "false"]], ("small", False, False, 2, None)),
+        ([["--pretrained", "--data.size", "96"]], (*HELD[:4], 96)),
+        ([["--data.size", "64"], ["--pretrained"]], (*HELD[:4], 64)),
+        ([["--pretrained"], ["--data.size", "64"]], (*HELD[:4], 64)),
+        ([["--pretrained", "--model.frozen", "false"]], ("efficientnet-lite0", True, False, 2, 224)),
+        ([["--model.width", "64"], ["--pretrained"]], HELD),
+        # A network that is named is trained as its own settings say.
+        ([["--pretrained", "--model", "timm:resnet18"]], ("timm:resnet18", True, False, 2, None)),
+        ([["--model", "small"], ["--pretrained"]], ("small", True, False, 2, None)),
+    ],
+)
+def test_pretrained_alone_names_network_and_size(layers: list[list[str]], expected: tuple[Any, ...]) -> None:
+    config = build_config(*(flag_layer(layer) for layer in layers))
+    model = config.model
+    assert (model.name, model.pretrained, model.frozen, model.heads, config.data.size) == expected
+    assert model.width is None
+
+
+def test_pretrained_in_python_and_in_files_is_written_out_too() -> None:
+    written = from_flags("--pretrained")
+    assert resolved(Config.model_validate({"model": {"pretrained": True}})) == written
+    assert Config(model=ModelConfig(pretrained=True), data=DataConfig(size=64)).model.name == "efficientnet-lite0"
+    assert Config(model=ModelConfig(pretrained=True), data=DataConfig(size=64)).data.size == 64
+    assert build_config(tomllib.loads(to_toml(written))) == written
+
+
 KINDS = {"s": {"kind": "swa"}, "f": {"kind": "fast-swa"}, "e": {"kind": "ema"}}
 
 
@@ -323,6 +356,7 @@ def test_aliases_set_what_they_stand_for() -> None:
         "deterministic": "true",
         "labels": "40",
         "epochs": "7",
+        "pretrained": "false",
         "keep-every": "2",
         "keep-from": "4",
         "from": "runs/a@3",
@@ -330,6 +364,7 @@ def test_aliases_set_what_they_stand_for() -> None:
     assert values.keys() == ALIASES.keys()
     config = from_flags(*itertools.chain.from_iterable((f"--{name}", value) for name, value in values.items()))
     assert (config.model.name, config.method.name, config.optimiser.name) == ("cnn13", "pi", "sgd")
+    assert "pretrained" in config.model.model_fields_set
     device = config.device
     assert (device.name, device.engine, device.precision, device.deterministic) == ("cpu", "eager", "fp64", True)
     assert (config.split.labels, config.schedule.epochs, config.start.run) == (40, 7, "runs/a@3")

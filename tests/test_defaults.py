@@ -129,6 +129,62 @@ def test_the_learning_rate_follows_what_there_is_to_learn() -> None:
     assert chosen(dataset, {"optimiser": {"lr": 0.3}}).optimiser.lr == 0.3
 
 
+PRETRAINED = {"model": {"pretrained": True}}
+
+
+def test_held_layers_see_the_image_and_its_mirror_image_once() -> None:
+    dataset = data([0, 1] * 50, 2000, (3, 32, 32))
+    config = chosen(dataset, PRETRAINED)
+    assert (config.model.name, config.model.frozen, config.model.dropout) == ("efficientnet-lite0", True, 0.5)
+    assert (config.augment.kept, config.method.name, config.method.weight) == (2, "flexmatch", 1.0)
+    assert (config.batch.size, config.batch.labelled, config.schedule.epochs) == (320, 64, 300)
+    assert config.optimiser.lr == 0.02
+    assert chosen(dataset, PRETRAINED, gpu=True).method.name == "flexmatch"
+    assert chosen(dataset, PRETRAINED, {"augment": {"flip": False}}).augment.kept == 1
+    assert chosen(data([0, 1] * 50, 2000, (1, 32, 32)), PRETRAINED).augment.kept == 1
+    given = {"augment": {"kept": 5}, "model": {"dropout": 0.1}, "method": {"name": "mean-teacher"}}
+    config = chosen(dataset, PRETRAINED, given, {"batch": {"size": 100}})
+    assert (config.augment.kept, config.model.dropout, config.batch.labelled) == (5, 0.1, 20)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"model": {"frozen": False}},
+        {"method": {"name": "vat"}},  # disturbs the images themselves
+        {"augment": {"student": "strong"}},
+        {"augment": {"kept": 0}},
+        {"data": {"extra": "more"}},
+    ],
+)
+def test_layers_see_new_views_at_every_step_where_none_can_be_kept(given: dict[str, Any]) -> None:
+    config = chosen(data([0, 1] * 50, 2000, (3, 32, 32)), PRETRAINED, given)
+    assert (config.augment.kept, config.batch.size, config.optimiser.lr) == (0, 100, 0.01)
+
+
+def test_what_is_kept_is_told_and_photographs_are_asked_about() -> None:
+    hint = "photographs? --pretrained begins with a network that knows others from ImageNet"
+    photographs = data([0, 1] * 50, 2000, (3, 128, 128))
+    kept = described(chosen(photographs, PRETRAINED), photographs, gpu=False)
+    views = "views: the image and its mirror image, which pass these layers once, before training (augment.kept)"
+    assert (
+        f"network: efficientnet-lite0 (model.name), its pretrained layers held (model.frozen); {views}; "
+        "dropout 0.5 (model.dropout)"
+    ) in kept
+    assert not any("take long on a CPU" in line or line == hint for line in kept)
+    unflipped = {"augment": {"flip": False}}
+    for given, words in (({"augment": {"kept": 3}}, "3 views of each image"), (unflipped, "the image as it is")):
+        lines = described(chosen(photographs, PRETRAINED, given), photographs, gpu=False)
+        assert any(f"views: {words}, which" in line for line in lines)
+    assert hint in described(chosen(photographs), photographs, gpu=False)
+    for dataset, given in (
+        (data([0, 1] * 50, shape=(1, 32, 32)), {}),
+        (data([0, 1] * 50, shape=(3, 16, 16)), {}),
+        (photographs, {"model": {"name": "small"}}),
+    ):
+        assert hint not in described(chosen(dataset, given), dataset, gpu=False)
+
+
 def test_the_method_is_the_one_that_won_where_it_was_compared() -> None:
     dataset = data([0, 1] * 50)
     fixmatch = chosen(dataset).method

@@ -160,6 +160,12 @@ class AugmentConfig(Section):
         0.5, description="strong views: side of the square painted over, as a part of the image's"
     )
 
+    kept: NonNegative = Field(
+        0,
+        description="with model.frozen: views of each image that pass the held layers once, before training; 0 passes "
+        "new ones at every step",
+    )
+
     @model_validator(mode="after")
     def _warps(self) -> AugmentConfig:
         if self.affine and not self.warp:
@@ -182,7 +188,11 @@ class ModelConfig(Section):
     padded: bool | None = Field(
         None, description="cnn13: 1x1 convolutions padded and the top left of the result pooled, off if not given"
     )
-    pretrained: bool = Field(False, description="efficientnet-lite0 and timm: start from weights learnt on ImageNet")
+    pretrained: bool = Field(
+        False,
+        description="efficientnet-lite0 and timm: start from weights learnt on ImageNet; where no network is named, "
+        "efficientnet-lite0 with its layers held, on images of 224 pixels",
+    )
     frozen: bool = Field(False, description="hold pretrained layers as they are and train the heads alone")
 
     @model_validator(mode="before")
@@ -412,6 +422,19 @@ class Config(Section):
             raise ValueError(
                 "batch.reuse_labelled: of two domains the unlabelled images are the target's alone; leave it out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _kept(self) -> Config:
+        if not self.augment.kept:
+            return self
+        if not self.model.frozen:
+            raise ValueError("augment.kept keeps what held layers make of views, and model.frozen is off")
+        for name in ("extra", "target"):
+            if getattr(self.data, name) is not None:
+                raise ValueError(f"augment.kept is for the training images; set it to 0, or leave data.{name} out")
+        if self.augment.student == "strong":
+            raise ValueError("augment.student: with augment.kept no view is strong; set that to 0, or leave this out")
         return self
 
 

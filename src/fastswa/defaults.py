@@ -25,6 +25,10 @@ FEWEST_STEPS, MOST_STEPS = 25, 500
 LARGE = 96
 SMALLEST_FOR_HIGH_RATE = 12
 FROM_16_BITS = 12
+# With views kept: a batch and the labelled part of it, the heads' dropout, their rate, and how long they learn.
+KEPT_BATCH, KEPT_LABELLED, KEPT_DROPOUT, KEPT_RATE = 320, 64, 0.5, 0.02
+KEPT_EPOCHS = 300
+PHOTOGRAPHS = 32  # the least side of a photograph, and of what the pretrained network takes
 MANY = 50_000  # what extra images are taken for, before they are looked at
 EPOCHS, EPOCHS_ON_GPU = 60, 180
 EVALUATIONS = 12
@@ -72,7 +76,12 @@ def own_data_defaults(config: Config, dataset: Dataset, *, gpu: bool, bf16: bool
         model = filled(model, width=64)
     if method_class(config.method.name).strong_views:
         model = filled(model, heads=1)
-    schedule = filled(config.schedule, epochs=EPOCHS_ON_GPU if gpu else EPOCHS)
+    augment = filled(config.augment, flip=not holding.grey)
+    config = config.model_copy(update={"augment": filled(augment, kept=_kept(config, augment.flip))})
+    epochs = EPOCHS_ON_GPU if gpu else EPOCHS
+    if config.augment.kept:
+        model, epochs = filled(model, dropout=KEPT_DROPOUT), KEPT_EPOCHS
+    schedule = filled(config.schedule, epochs=epochs)
     epochs = max(schedule.epochs, 1)
     length = schedule.length if "length" in schedule.model_fields_set else epochs * 5 / 6
     schedule = filled(schedule, length=length, period=max(float(epochs), length), cycle=min(epochs / 6, length))
@@ -81,7 +90,7 @@ def own_data_defaults(config: Config, dataset: Dataset, *, gpu: bool, bf16: bool
         "model": model,
         "schedule": schedule,
         "batch": filled(config.batch, **_batch(config, holding, gpu)),
-        "augment": filled(config.augment, translate=_shift(config, side), flip=not holding.grey),
+        "augment": filled(config.augment, translate=_shift(config, side)),
         "method": filled(config.method, **_method(config.method, model.name, holding, epochs)),
         "evaluation": filled(config.evaluation, every=every, refresh=REFRESH, batch=_evaluation_batch(side)),
         "checkpoint": filled(config.checkpoint, every=every),
@@ -107,14 +116,19 @@ def _adapting(config: Config) -> Config:
 def _name(config: Config, holding: Holding, gpu: bool) -> str:
     """FixMatch where it was compared with Mean Teacher and won (docs/frontier.md): on a CPU, unlabelled images alike.
 
-    Extra images get Mean Teacher, as in the paper. So does a person who gives settings of [method] without its name,
+    FlexMatch where layers are held: with few labels its guesses stay even (docs/howto-pretrained.md). Extra images get
+    Mean Teacher, as in the paper. So does a person who gives settings of [method] without its name,
     unless they are FixMatch's alone: a weight means something else to each.
     """
     if not holding.unlabelled and config.data.extra is None:
         return "supervised"
     given = config.method.model_fields_set
     meant = given and given <= method_class("mean-teacher").settings
-    return "mean-teacher" if gpu or config.data.extra is not None or meant else "fixmatch"
+    if config.data.extra is not None or meant:
+        return "mean-teacher"
+    if config.model.frozen:
+        return "flexmatch"
+    return "mean-teacher" if gpu else "fixmatch"
 
 
 def validation_images(config: Config, dataset: Dataset) -> int:
@@ -158,14 +172,15 @@ def _batch(config: Config, holding: Holding, gpu: bool) -> dict[str, Any]:
     often, those with a label or two were learnt by heart and others taken for them. Of two domains a batch holds as
     many images each, and an epoch is a pass over the larger one.
     """
-    size = config.batch.size if "size" in config.batch.model_fields_set else BATCH
+    most, part = (KEPT_BATCH, KEPT_LABELLED) if config.augment.kept else (BATCH, LABELLED)
+    size = config.batch.size if "size" in config.batch.model_fields_set else most
     labelled, unlabelled = holding.labelled, holding.unlabelled
     if config.data.extra is not None:
         unlabelled += MANY
     share = round(size * labelled / max(labelled + unlabelled, 1))
-    share = max(min(share, size * 3 // 4), min(labelled, size * LABELLED // BATCH), 1)
+    share = max(min(share, size * 3 // 4), min(labelled, size * part // most), 1)
     if config.data.target is not None:
-        share = max(size * LABELLED // BATCH, 1)
+        share = max(size * part // most, 1)
     if "labelled" in config.batch.model_fields_set:
         share = config.batch.labelled
     images, places = (unlabelled, size - share) if unlabelled and share < size else (labelled, size)
@@ -174,6 +189,16 @@ def _batch(config: Config, holding: Holding, gpu: bool) -> dict[str, Any]:
         pass_over = max(pass_over, labelled // share)
     steps = min(max(pass_over, FEWEST_STEPS), MOST_STEPS * (2 if gpu else 1))
     return {"size": size, "labelled": share, "steps": steps}
+
+
+def _kept(config: Config, flip: bool) -> int:
+    """The plain view and the mirrored one where layers are held; none where a method looks at the images themselves."""
+    data = config.data
+    if not config.model.frozen or data.extra is not None or data.target is not None:
+        return 0
+    if config.augment.student == "strong" or "epsilon" in method_class(config.method.name).settings:
+        return 0
+    return 2 if flip else 1
 
 
 def _method(method: MethodConfig, network: str, holding: Holding, epochs: int) -> dict[str, Any]:
@@ -207,7 +232,7 @@ def _rate(config: Config, model: ModelConfig, holding: Holding) -> float:
     colour ones (STL-10) and on the smallest (digits of 8x8). Beside another domain it has the one it is compared at.
     """
     if model.pretrained:
-        return 0.01
+        return KEPT_RATE if config.augment.kept else 0.01
     alone = config.method.name == "supervised" and config.data.target is None
     high = alone and model.name == "small" and holding.grey and holding.side >= SMALLEST_FOR_HIGH_RATE
     return 0.4 if high else 0.1
@@ -255,15 +280,11 @@ def described(config: Config, dataset: Dataset, *, gpu: bool, timed: bool = Fals
     if not holding.unlabelled and config.data.extra is None:
         alone = "training is supervised only" if supervised else "agreement is asked of the labelled ones alone"
         lines.append(f"there are no unlabelled images: {alone}")
-    flips = "horizontal flips" if augment.flip else "no flips"
-    flips += ", as grey images are often digits or letters" if holding.grey and not augment.flip else ""
-    strong = ", and strong ones (augment.operations)" if method_class(method.name).strong_views else ""
-    lines.append(
-        f"network: {config.model.name} (model.name); views: shifted by up to {augment.translate} "
-        f"{'pixel' if augment.translate == 1 else 'pixels'} (augment.translate), {flips} (augment.flip){strong}"
-    )
-    if not gpu and holding.side >= LARGE:
+    lines.append(f"network: {_network_line(config, holding)}")
+    if not gpu and holding.side >= LARGE and not augment.kept:
         lines.append(slow(holding.side))
+    if "name" not in config.model.model_fields_set and not holding.grey and holding.side >= PHOTOGRAPHS:
+        lines.append("photographs? --pretrained begins with a network that knows others from ImageNet")
     if not gpu and config.device.precision == "bf16":
         lines.append("arithmetic: 16 bits in the network, 32 elsewhere (device.precision)")
     consistency = "" if supervised else f", consistency weight {method.weight:g} (method.weight)"
@@ -274,3 +295,24 @@ def described(config: Config, dataset: Dataset, *, gpu: bool, timed: bool = Fals
         epochs = f"{config.schedule.epochs} {'epoch' if config.schedule.epochs == 1 else 'epochs'}"
         lines.append(f"length: {epochs} (schedule.epochs, or --minutes) of {batch.steps} steps")
     return lines
+
+
+def _network_line(config: Config, holding: Holding) -> str:
+    """The network and the views that it learns from."""
+    model, augment = config.model, config.augment
+    if augment.kept:
+        views = {1: "the image as it is", 2: "the image and its mirror image"}
+        count = augment.kept
+        seen = views[count] if count == 1 or (count == 2 and augment.flip) else f"{count} views of each image"
+        return (
+            f"{model.name} (model.name), its pretrained layers held (model.frozen); views: {seen}, which pass these "
+            f"layers once, before training (augment.kept); dropout {model.dropout or 0:g} (model.dropout)"
+        )
+    flips = "horizontal flips" if augment.flip else "no flips"
+    flips += ", as grey images are often digits or letters" if holding.grey and not augment.flip else ""
+    strong = ", and strong ones (augment.operations)" if method_class(config.method.name).strong_views else ""
+    pixels = "pixel" if augment.translate == 1 else "pixels"
+    return (
+        f"{model.name} (model.name); views: shifted by up to {augment.translate} {pixels} (augment.translate), "
+        f"{flips} (augment.flip){strong}"
+    )

@@ -29,6 +29,7 @@ ALIASES = {
     "deterministic": "device.deterministic",
     "labels": "split.labels",
     "epochs": "schedule.epochs",
+    "pretrained": "model.pretrained",
     "keep-every": "checkpoint.keep_every",
     "keep-from": "checkpoint.keep_from",
     "from": "start.run",
@@ -243,7 +244,7 @@ def build_config(*layers: Mapping[str, Any]) -> Config:
             expanded = written_out(layer, merged)
         except ValueError as error:
             raise RequestError(str(error)) from error
-        merged = merge(_without_pace(without_others(merged, layer), expanded), expanded)
+        merged = merge(_without_pace(without_others(merged, expanded), expanded), expanded)
     _refuse_unknown(merged)
     try:
         return resolved(Config.model_validate(merged))

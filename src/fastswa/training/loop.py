@@ -106,6 +106,7 @@ class Trainer:
 
     def check(self) -> None:
         """Probe that the method does what it declares; trips before anything is written."""
+        self.material.keep_views(self.state.student, self.compute)
         self._load(self.pace.place(self.state.step)[0])
         self.step.rehearse()
         probe(self.step)

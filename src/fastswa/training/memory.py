@@ -19,7 +19,7 @@ from fastswa.training.device import Compute, choose_compute, settings_of
 from fastswa.training.folder import RunFolder
 from fastswa.training.identity import fingerprint
 from fastswa.training.loop import Trainer, Watcher
-from fastswa.training.setup import Material, prepare
+from fastswa.training.setup import Material, prepare, with_kept_views
 from fastswa.training.state import build_state
 
 
@@ -66,9 +66,10 @@ def train_in_memory(
     compute = choose_compute(config.device)
     memory = _Memory()
     with settings_of(compute, config.device.threads):
-        material = prepare(config, dataset, compute)
+        material = with_kept_views(prepare(config, dataset, compute), config, compute)
         trainer = _trainer(config, material, compute, memory)
         if budget is not None:
+            material.keep_views(trainer.state.student, compute)
             config = budget.schedule(config, trainer, lambda line: None)
             retimed = replace(material, plan=retimed_plan(material.plan, config))
             trainer = _trainer(config, retimed, compute, memory)

@@ -40,7 +40,7 @@ from fastswa.training.identity import (
 from fastswa.training.iterates import IterateKeeper, announce, drop_iterates
 from fastswa.training.lanes import Lanes
 from fastswa.training.loop import Trainer, Watcher
-from fastswa.training.setup import Material, load_data, load_extra_data, prepare, with_data_defaults
+from fastswa.training.setup import Material, load_data, load_extra_data, prepare, with_data_defaults, with_kept_views
 from fastswa.training.state import build_state
 from fastswa.training.tensorboard import TensorBoardWatcher
 
@@ -114,6 +114,8 @@ class NewRun:
             for line in described(config, dataset, gpu=compute.device.type == "cuda", timed=self.budget is not None):
                 tell(line)
         if self.budget is not None:
+            self.budget.refuse_fork(config)
+            trainer.material.keep_views(trainer.state.student, compute)
             config = self.budget.schedule(config, trainer, tell)
             trainer = _retimed(trainer, config)
             trainer.pacer = self.budget.pacer
@@ -363,6 +365,7 @@ def trainer_of(
 ) -> Trainer:
     """Everything a run trains with; `fresh` is False where a checkpoint is about to replace the state."""
     material = prepare(config, dataset, compute, load_extra_data(config, dataset), say)
+    material = with_kept_views(material, config, compute)
     # One's own data are known by their content as well: a resume must not go on with others.
     content = f".{dataset.digest()}" if any(map(is_own, sources(config))) else ""
     return _assembled(config, material, compute, folder, content, fresh=fresh)

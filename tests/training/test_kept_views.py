@@ -1,0 +1,193 @@
+"""Held layers that see each view once (augment.kept): what is kept, what learns from it, and when it may not be."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fastswa.api import load
+from fastswa.classifier import Classifier
+from fastswa.config import Config
+from fastswa.data.augment import Augment
+from fastswa.data.kept import Bank, KeptViews
+from fastswa.data.sources.digits import load_digits
+from fastswa.errors import RequestError
+from fastswa.evaluate import Evaluator
+from fastswa.layers import build_config
+from fastswa.models import build
+from fastswa.models.efficientnet_lite import EfficientNetLite0
+from fastswa.noise import Noise, step_words
+from fastswa.training.device import choose_compute
+from fastswa.training.finished import evaluate_run
+from fastswa.training.setup import prepare, with_kept_views
+from tiny_runs import StoppingWatcher, assert_same_run, go_on, tiny, train
+
+NAME = "efficientnet-lite0"
+
+
+@pytest.fixture
+def weights(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Weights drawn anew stand in for the published ones, and images may be as small as the digits'."""
+    passes: list[str] = []
+
+    def put_in(backbone: nn.Module, channels: int) -> None:
+        torch.manual_seed(5)
+        for module in backbone.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+
+    features = EfficientNetLite0.features
+
+    def counted(self: EfficientNetLite0, images: torch.Tensor) -> torch.Tensor:
+        passes.append("training" if self.training else "evaluation")
+        return features(self, images)
+
+    monkeypatch.setattr("fastswa.models.efficientnet_lite._load_pretrained", put_in)
+    monkeypatch.setattr(EfficientNetLite0, "smallest", 8)
+    monkeypatch.setattr(EfficientNetLite0, "features", counted)
+    return passes
+
+
+def keeping(kept: int = 2, *, flip: bool = True, **method: Any) -> Config:
+    """Two epochs on the digits' 8x8 pixels."""
+    model = {"name": NAME, "pretrained": True, "frozen": True, "heads": 1, "dropout": 0.5}
+    augment = {"kept": kept, "flip": flip, "translate": 1}
+    config = tiny({"model": model, "method": method, "augment": augment, "schedule": {"epochs": 2}})
+    return config.model_copy(update={"model": config.model.model_copy(update={"width": None})})
+
+
+def plain_augment(**options: Any) -> Augment:
+    return Augment.normalising((0.3,), (0.5,), torch.device("cpu"), **options)
+
+
+def test_the_bank_holds_the_plain_view_the_mirrored_one_and_random_ones() -> None:
+    network = build(NAME, channels=1, classes=4, frozen=True)
+    images = torch.randint(0, 256, (5, 32, 40, 1), dtype=torch.uint8)
+    bank = Bank(plain_augment(translate=3, flip=True), batch=2, seed=7)
+    features = bank.room(images, 4, 1280, torch.float32)
+    seen: list[tuple[int, int]] = []
+    bank.fill(network, nullcontext, lambda done, total: seen.append((done, total)))
+    assert seen == [(8, 20), (16, 20), (20, 20)]
+    network.eval()
+    with torch.no_grad():
+        for view, pixels in ((0, images), (1, images.flip(2))):
+            wanted = torch.cat([network.features(bank.augment.plain(part)) for part in pixels.split(2)])
+            assert torch.equal(features[:, view], wanted)
+    kinds = {tuple(row.tolist()) for row in features[0]}
+    assert len(kinds) == 4
+    # Others with another seed, the same with the same.
+    for seed, same in ((7, True), (8, False)):
+        again = Bank(bank.augment, batch=2, seed=seed)
+        others = again.room(images, 4, 1280, torch.float32)
+        again.fill(network, nullcontext, lambda done, total: None)
+        assert torch.equal(others[:, :2], features[:, :2])
+        assert torch.equal(others[:, 2:], features[:, 2:]) is same
+
+
+def test_a_bank_is_filled_once_and_lets_its_images_go() -> None:
+    network = build(NAME, channels=1, classes=4, frozen=True).train()
+    bank = Bank(plain_augment(), batch=10, seed=0)
+    features = bank.room(torch.zeros(3, 32, 32, 1, dtype=torch.uint8), 1, 1280, torch.float32)
+    bank.fill(network, nullcontext, lambda done, total: None)
+    assert network.training
+    assert features.count_nonzero() > 0
+    assert bank.each > 0
+    assert not bank.sources
+    features.zero_()
+    bank.fill(network, nullcontext, lambda done, total: None)
+    assert features.count_nonzero() == 0
+
+
+def test_views_are_drawn_among_those_that_are_kept() -> None:
+    pixels = torch.arange(6.0).reshape(3, 2, 1).expand(3, 2, 4).contiguous()  # 2 * image + view
+    augment = KeptViews.like(plain_augment(flip=True, translate=2))
+    index = torch.tensor([2, 0, 1] * 200)
+    noise = Noise(torch.from_numpy(step_words(0, "steps", 0, 1)[0]))
+    drawn = augment.view(pixels, index, noise.scope("view/weak"))
+    assert drawn.shape == (600, 4)
+    assert torch.equal(drawn[:, 0] // 2, index.float())
+    assert 0.4 < (drawn[:, 0] % 2).mean() < 0.6
+    assert not torch.equal(drawn, augment.view(pixels, index, noise.scope("view/strong")))
+    assert torch.equal(augment.plain(pixels), pixels[:, 0])
+    noisy = KeptViews.like(plain_augment(noise=0.1)).view(pixels, index, noise.scope("view/weak"))
+    assert (noisy - drawn).std() == pytest.approx(0.1, rel=0.1)
+
+
+def test_features_are_measured_as_their_images_are(weights: list[str]) -> None:
+    config = keeping()
+    compute = choose_compute(config.device)
+    material = prepare(config, load_digits(), compute)
+    kept = with_kept_views(material, config, compute)
+    network = material.facts.build(pretrained=True, seed=1)
+    kept.keep_views(network, compute)
+    assert kept.pixels.shape == (*material.pixels.shape[:1], 2, 1280)
+    assert kept.evaluators.keys() == material.evaluators.keys()
+    for name, evaluator in material.evaluators.items():
+        assert isinstance(evaluator, Evaluator)
+        assert kept.evaluators[name](network) == evaluator(network)
+    assert with_kept_views(material, keeping(0), compute) is material
+
+
+@pytest.mark.parametrize("method", ["supervised", "pi", "mean-teacher", "temporal-ensembling", "fixmatch", "flexmatch"])
+def test_training_passes_no_image_through_the_held_layers(weights: list[str], tmp_path: Path, method: str) -> None:
+    given = {} if method == "supervised" else {"weight": 1.0}
+    result = train(keeping(name=method, **given), tmp_path / "run")
+    digits = load_digits()
+    assert digits.test is not None
+    images, batch = (len(digits.train), len(digits.test)), 1000
+    assert weights == ["evaluation"] * sum(
+        (-(-count // batch)) * views for count, views in zip(images, (2, 1), strict=True)
+    )
+    # What came out takes images, and is as good on them as it was said to be.
+    measured = evaluate_run(tmp_path / "run")["test"]
+    last = result.metrics[-1]["error"]
+    assert {name: figures["error"] for name, figures in measured.items()} == last
+    assert load(tmp_path / "run").predict(np.zeros((2, 8, 8), np.uint8)).probabilities.shape == (2, 10)
+
+
+def test_a_run_with_kept_views_resumes_bit_for_bit(weights: list[str], tmp_path: Path) -> None:
+    config = keeping(3, name="flexmatch", weight=1.0, threshold=0.11)
+    train(config, tmp_path / "whole")
+    train(config, tmp_path / "stopped", StoppingWatcher(stop=3))
+    go_on(tmp_path / "stopped")
+    assert_same_run(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_the_classifier_keeps_views_too(weights: list[str]) -> None:
+    digits = load_digits()
+    images, labels = digits.train.pixels[:200, 0], digits.train.labels[:200].copy()
+    labels[50:] = -1
+    settings = {"model": {"pretrained": True}, "augment": {"flip": True}, "batch": {"steps": 2}}
+    classifier = Classifier(epochs=2, settings=settings, random_state=0).fit(images, labels)
+    assert weights.count("evaluation") == 2 * -(-200 // 1000)
+    assert classifier.predict(images[:3]).shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({}, "augment.kept keeps what held layers make of views, and model.frozen is off."),
+        (
+            {"model": {"pretrained": True}, "data": {"extra": "more"}},
+            "augment.kept is for the training images; set it to 0, or leave data.extra out.",
+        ),
+        (
+            {"model": {"pretrained": True}, "data": {"target": "phones"}},
+            "augment.kept is for the training images; set it to 0, or leave data.target out.",
+        ),
+        (
+            {"model": {"pretrained": True}, "augment": {"student": "strong"}},
+            "augment.student: with augment.kept no view is strong; set that to 0, or leave this out.",
+        ),
+    ],
+)
+def test_views_are_kept_for_held_layers_alone(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        build_config({"augment": {"kept": 2}}, settings)
+    assert str(caught.value) == sentence
