@@ -206,6 +206,9 @@ def own_images_part(folder: Path) -> str:
         shown = " | ".join(options[name].replace(",", ", ") for name in ("--labels", "--splits", "--minutes"))
         measured = "held-out training images" if "--validation" in options else "test images"
         errors = ", ".join(f"{method} {mean(found):.2f}" for method, found in record["error"].items())
+        if "--images" in options:
+            train, test = (f"{int(word):,}" for word in options["--images"].split(","))
+            source, measured = f"{source}, {train} images", f"the last {test} {measured}"
         rows.append(f"| {source} | {shown} | {measured} | {errors} |")
     return "\n".join(rows) if len(rows) > 2 else "Not measured yet."
 

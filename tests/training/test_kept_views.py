@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from fastswa.analysis.gradients import measure
+from fastswa.analysis.subject import Subject
+from fastswa.analysis.surface import Surface
 from fastswa.api import load
 from fastswa.classifier import Classifier
 from fastswa.config import Config
@@ -167,6 +171,33 @@ def test_the_classifier_keeps_views_too(weights: list[str]) -> None:
     classifier = Classifier(epochs=2, settings=settings, random_state=0).fit(images, labels)
     assert weights.count("evaluation") == 2 * -(-200 // 1000)
     assert classifier.predict(images[:3]).shape == (3,)
+
+
+def test_minutes_are_measured_on_what_was_kept(weights: list[str]) -> None:
+    digits = load_digits()
+    images, labels = digits.train.pixels[:200, 0], digits.train.labels[:200].copy()
+    labels[50:] = -1
+    settings = {"model": {"pretrained": True}}
+    classifier = Classifier(minutes=0.05, settings=settings, random_state=0).fit(images, labels)
+    assert classifier.history_[-1]["step"] > 60
+    assert weights == ["evaluation"]  # grey images are not mirrored
+
+
+def test_studies_look_at_what_was_kept(weights: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(keeping(name="pi", weight=1.0), run)
+    passes = len(weights)
+    subject = Subject(run)
+    assert len(weights) == 2 * passes
+    weights.clear()
+    surface = Surface(subject)
+    found = surface.at(subject.iterate(2))
+    assert not weights
+    last = json.loads((run / "metrics.jsonl").read_text("utf-8").splitlines()[-1])
+    assert found[2] == pytest.approx(last["error"]["student"])
+    gradients = measure(subject.state(2), subject.config, subject.material, subject.compute, 2)
+    assert all(np.isfinite(value) for moments in gradients.values() for value in moments.values())
+    assert not weights
 
 
 @pytest.mark.parametrize(

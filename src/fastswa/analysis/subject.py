@@ -19,7 +19,7 @@ from fastswa.training.folder import RunFolder, preferred
 from fastswa.training.identity import changed, sources
 from fastswa.training.iterates import iterate_epochs, load_iterate
 from fastswa.training.optimiser import learning
-from fastswa.training.setup import Material, load_extra_data, prepare
+from fastswa.training.setup import Material, load_extra_data, prepare, with_kept_views
 from fastswa.training.state import State, build_network, build_state
 
 
@@ -29,7 +29,8 @@ class Subject:
     `epochs` are those that something is kept of: a whole checkpoint (`steps` says of which step) or the student alone
     (`iterates` says in which file). A vector holds the trained parameters (of a weight-normalised layer its directions
     and its gains), flat and in the network's order; batch-norm statistics are no part of it, they follow the weights.
-    Layers that the run holds as they are (model.frozen) are no part of it either, and are the run's in every network.
+    Layers that the run holds as they are (model.frozen) are no part of it either, and are the run's in every network;
+    where the run kept what they made of views (augment.kept), that is what studies look at in the place of images.
     """
 
     def __init__(self, path: Path, device: str = "auto", name: str | None = None) -> None:
@@ -48,11 +49,14 @@ class Subject:
         if images.changed:
             raise changed(f"the images or labels of {' or '.join(sources(self.config))}", path)
         dataset = images.dataset
-        self.material: Material = prepare(self.config, dataset, self.compute, load_extra_data(self.config, dataset))
+        material = prepare(self.config, dataset, self.compute, load_extra_data(self.config, dataset))
+        self.material: Material = with_kept_views(material, self.config, self.compute)
         network = build_network(self.material.facts, 0, "analysis")
         parameters = learning(network)
         self._parameters = list(parameters)
         self.size = sum(parameter.numel() for parameter in parameters.values())
+        if self.epochs:
+            self.material.keep_views(self.network(), self.compute)
 
     def network(self) -> nn.Module:
         """A network of the run's architecture on its device, in evaluation mode."""
