@@ -209,6 +209,7 @@ HELD = ("efficientnet-lite0", True, True, 1, 224)
         ([["--pretrained"], ["--data.size", "64"]], (*HELD[:4], 64)),
         ([["--pretrained", "--model.frozen", "false"]], ("efficientnet-lite0", True, False, 2, 224)),
         ([["--model.width", "64"], ["--pretrained"]], HELD),
+        ([["--model.frozen", "false"], ["--pretrained", "yes"]], ("efficientnet-lite0", True, False, 2, 224)),
         # A network that is named is trained as its own settings say.
         ([["--pretrained", "--model", "timm:resnet18"]], ("timm:resnet18", True, False, 2, None)),
         ([["--model", "small"], ["--pretrained"]], ("small", True, False, 2, None)),

@@ -154,6 +154,7 @@ def test_held_layers_see_the_image_and_its_mirror_image_once() -> None:
         {"method": {"name": "vat"}},  # disturbs the images themselves
         {"augment": {"student": "strong"}},
         {"augment": {"kept": 0}},
+        {"augment": {"translate": 9}},  # views of another kind
         {"data": {"extra": "more"}},
     ],
 )

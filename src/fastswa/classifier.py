@@ -138,6 +138,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
         )
         if config.schedule.epochs < 1:
             raise ValueError("settings: schedule.epochs must be above zero, not 0.")
+        # Rows keep their size, pretrained weights or not.
+        config = config.model_copy(update={"data": config.data.model_copy(update={"size": None})})
         if features:
             return config
         return suited(config, dataset)

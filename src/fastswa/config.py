@@ -429,7 +429,7 @@ class Config(Section):
         if not self.augment.kept:
             return self
         if not self.model.frozen:
-            raise ValueError("augment.kept keeps what held layers make of views, and model.frozen is off")
+            raise ValueError("augment.kept keeps what held layers make of views, and model.frozen is off; set it to 0")
         for name in ("extra", "target"):
             if getattr(self.data, name) is not None:
                 raise ValueError(f"augment.kept is for the training images; set it to 0, or leave data.{name} out")

@@ -192,8 +192,13 @@ def _batch(config: Config, holding: Holding, gpu: bool) -> dict[str, Any]:
 
 
 def _kept(config: Config, flip: bool) -> int:
-    """The plain view and the mirrored one where layers are held; none where a method looks at the images themselves."""
+    """The plain view and the mirrored one where layers are held.
+
+    None where a method looks at the images themselves, or a person asks for views of another kind.
+    """
     data = config.data
+    if config.augment.model_fields_set & {"translate", "warp", "affine", "noise", "operations", "cutout"}:
+        return 0
     if not config.model.frozen or data.extra is not None or data.target is not None:
         return 0
     if config.augment.student == "strong" or "epsilon" in method_class(config.method.name).settings:

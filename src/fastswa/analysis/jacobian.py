@@ -111,6 +111,11 @@ class Probabilities:
 
 def study(subject: Subject, request: Request) -> Jacobian:
     """A run at the epochs asked for, or at its last."""
+    if subject.material.bank is not None:
+        raise RequestError(
+            f"{subject.path} learnt from what held layers made of images (augment.kept), and this study disturbs "
+            "images; train with --augment.kept 0 for it."
+        )
     epochs = subject.chosen(request.epochs, least=1)
     epochs = epochs[-1:] if request.epochs is None else epochs
     surface = Surface(subject)

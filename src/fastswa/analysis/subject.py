@@ -18,8 +18,9 @@ from fastswa.training.device import Compute, choose_compute, looking_on, setting
 from fastswa.training.folder import RunFolder, preferred
 from fastswa.training.identity import changed, sources
 from fastswa.training.iterates import iterate_epochs, load_iterate
+from fastswa.training.keeping import keep_views, with_kept_views
 from fastswa.training.optimiser import learning
-from fastswa.training.setup import Material, load_extra_data, prepare, with_kept_views
+from fastswa.training.setup import Material, load_extra_data, prepare
 from fastswa.training.state import State, build_network, build_state
 
 
@@ -56,7 +57,8 @@ class Subject:
         self._parameters = list(parameters)
         self.size = sum(parameter.numel() for parameter in parameters.values())
         if self.epochs:
-            self.material.keep_views(self.network(), self.compute)
+            with settings_of(self.compute, self.config.device.threads):
+                keep_views(self.material, self.network(), self.compute)
 
     def network(self) -> nn.Module:
         """A network of the run's architecture on its device, in evaluation mode."""

@@ -101,6 +101,10 @@ class Budget:
         if config.start.run is not None:
             raise RequestError("--minutes is for new runs; say with schedule.epochs how far a fork goes.")
 
+    def left(self) -> float:
+        """The seconds that are left of the time."""
+        return 60.0 * self.minutes - (time.monotonic() - self.began)
+
     def schedule(self, config: Config, ready: Trainer, tell: Callable[[str], None]) -> Config:
         """The configuration with a schedule that ends in time, found by measuring `ready`, the first time."""
         self.refuse_fork(config)
@@ -116,7 +120,7 @@ class Budget:
                 # The report looks at the images themselves, whose features are kept for training alone.
                 image = costs.image if material.bank is None else material.bank.each
                 report = REPORT + (images + min(unlabelled, LOOKED_AT)) * image
-            left = seconds - (time.monotonic() - self.began)
+            left = self.left()
             shape = fitted(
                 config,
                 replace(costs, start=costs.start + report),

@@ -21,6 +21,7 @@ from fastswa.training.checkpoint import Snapshot, save_checkpoint
 from fastswa.training.device import Compute
 from fastswa.training.feed import Feed, learning_rate
 from fastswa.training.folder import RunFolder, preferred
+from fastswa.training.keeping import keep_views, refuse_other_layers
 from fastswa.training.probe import probe
 from fastswa.training.refresh import Refresher
 from fastswa.training.setup import Material
@@ -106,7 +107,8 @@ class Trainer:
 
     def check(self) -> None:
         """Probe that the method does what it declares; trips before anything is written."""
-        self.material.keep_views(self.state.student, self.compute)
+        keep_views(self.material, self.state.student, self.compute)
+        refuse_other_layers(self.material, self.state)
         self._load(self.pace.place(self.state.step)[0])
         self.step.rehearse()
         probe(self.step)

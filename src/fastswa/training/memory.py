@@ -18,8 +18,9 @@ from fastswa.training.budget import Budget, retimed_plan
 from fastswa.training.device import Compute, choose_compute, settings_of
 from fastswa.training.folder import RunFolder
 from fastswa.training.identity import fingerprint
+from fastswa.training.keeping import keep_views, with_kept_views
 from fastswa.training.loop import Trainer, Watcher
-from fastswa.training.setup import Material, prepare, with_kept_views
+from fastswa.training.setup import Material, prepare
 from fastswa.training.state import build_state
 
 
@@ -68,8 +69,8 @@ def train_in_memory(
     with settings_of(compute, config.device.threads):
         material = with_kept_views(prepare(config, dataset, compute), config, compute)
         trainer = _trainer(config, material, compute, memory)
+        keep_views(material, trainer.state.student, compute)
         if budget is not None:
-            material.keep_views(trainer.state.student, compute)
             config = budget.schedule(config, trainer, lambda line: None)
             retimed = replace(material, plan=retimed_plan(material.plan, config))
             trainer = _trainer(config, retimed, compute, memory)

@@ -38,9 +38,10 @@ from fastswa.training.identity import (
     sources,
 )
 from fastswa.training.iterates import IterateKeeper, announce, drop_iterates
+from fastswa.training.keeping import keep_views, with_kept_views
 from fastswa.training.lanes import Lanes
 from fastswa.training.loop import Trainer, Watcher
-from fastswa.training.setup import Material, load_data, load_extra_data, prepare, with_data_defaults, with_kept_views
+from fastswa.training.setup import Material, load_data, load_extra_data, prepare, with_data_defaults
 from fastswa.training.state import build_state
 from fastswa.training.tensorboard import TensorBoardWatcher
 
@@ -114,12 +115,13 @@ class NewRun:
             for line in described(config, dataset, gpu=compute.device.type == "cuda", timed=self.budget is not None):
                 tell(line)
         if self.budget is not None:
-            self.budget.refuse_fork(config)
-            trainer.material.keep_views(trainer.state.student, compute)
+            if config.start.run is None:
+                keep_views(trainer.material, trainer.state.student, compute, tell, self.budget.left())
             config = self.budget.schedule(config, trainer, tell)
             trainer = _retimed(trainer, config)
             trainer.pacer = self.budget.pacer
         parent = self.forked(config, trainer, say)
+        keep_views(trainer.material, trainer.state.student, compute, tell)
         trainer.check()
         announce(trainer, say)
         _mention_late_averages(config, tell)
@@ -202,6 +204,7 @@ class OldRun:
             beginning = f"its parent {config.start.run}" if config.start.run else "step 0"
             say(f"{self.path} has no whole checkpoint; starting from {beginning}.")
             parent = fork(config, state, trainer.pace, say) if config.start.run else None
+        keep_views(trainer.material, state.student, trainer.compute, say)
         trainer.check()
         announce(trainer, say)
         watcher = _watched(config, self.watcher, self.path)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastswa import models
 from fastswa.config import Config, filled
@@ -21,7 +20,7 @@ from fastswa.data.domains import load_target, pair_domains
 from fastswa.data.extra import ExtraImages, load_extra
 from fastswa.data.features import FeatureSet
 from fastswa.data.images import UNLABELLED, Dataset, ImageSet
-from fastswa.data.kept import Bank, KeptViews
+from fastswa.data.kept import Bank
 from fastswa.data.plan import CHANNELS, Options
 from fastswa.data.sources import SOURCES, load, place
 from fastswa.data.splits import Split, split_by
@@ -30,7 +29,6 @@ from fastswa.errors import RequestError
 from fastswa.evaluate import Agreement, Evaluator
 from fastswa.methods import method_class
 from fastswa.modelfile import ModelFacts
-from fastswa.models.network import Backboned
 from fastswa.training.device import Compute, choose_compute, native_bf16
 from fastswa.training.window import Window, bring_over, on_device
 
@@ -62,12 +60,6 @@ class Material:
     window: Window | None = None
     agreement: Agreement | None = None
     bank: Bank | None = None
-
-    def keep_views(self, network: nn.Module, compute: Compute) -> None:
-        """Fill the bank, where there is one, by what the network's held layers make of the images; once."""
-        if self.bank is not None:
-            with progress_bar() as progress:
-                self.bank.fill(network, compute.arithmetic, partial(progress, "images pass held layers"))
 
     def load_epoch(self, epoch: int, *, last: bool = False) -> None:
         """Bring over what the epoch's rows refer to and the device does not hold for good; `last` if none follows."""
@@ -251,26 +243,6 @@ def prepare(
         window=window,
         agreement=None if dataset.domains is None else _agreement(dataset.domains.images, config, augment, compute),
     )
-
-
-def with_kept_views(material: Material, config: Config, compute: Compute) -> Material:
-    """The same with room for features in the place of all images, where views of them are to be kept."""
-    if not config.augment.kept:
-        return material
-    with torch.device("meta"):
-        network = material.facts.build()
-    assert isinstance(network, Backboned)
-    bank = Bank(material.augment, config.evaluation.batch, config.seed)
-    augment = KeptViews.like(material.augment)
-
-    def room(images: Tensor, views: int) -> Tensor:
-        return bank.room(images, views, network.heads.first.in_features, compute.dtype)
-
-    evaluators = {
-        name: replace(one, pixels=room(one.pixels, 1), augment=augment) for name, one in material.evaluators.items()
-    }
-    pixels = room(material.pixels, config.augment.kept)
-    return replace(material, pixels=pixels, augment=augment, evaluators=evaluators, bank=bank)
 
 
 def _normalisation(config: Config, dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fastswa import beside, kernels
 from fastswa.data.augment import Augment
+from fastswa.data.kept import KeptViews
 from fastswa.methods.method import Batch, Terms
 from fastswa.models.convolution import Convolutional
 from fastswa.noise import Noise
@@ -54,6 +55,8 @@ class Step:
         """How it is launched: `auto` compiles only what has no kernels of our own, as that takes a minute when new."""
         if self.compute.engine != "auto":
             return self.compute.engine
+        if isinstance(self.augment, KeptViews):
+            return "graph"  # what learns are small linear layers
         strong = self.augment.student == "strong" or self.state.method.strong_views
         drawn = self.augment.draws(self.pixels) and (not strong or self.augment.draws_strong(self.pixels))
         ours = drawn and isinstance(self.state.student, Convolutional)

@@ -96,7 +96,7 @@ def bring_over(
         less = f"data.extra_per_epoch or {fewer}" if fitting or _pinnable(device) else "data.size"
         raise RequestError(
             f"data.{extra.kind}: an epoch's {plan.extra_per_epoch:,} {extra.kind} images take "
-            f"{_shown(plan.extra_per_epoch * size)}, and {device} has room for {fitting:,}; set {less} to less."
+            f"{shown_bytes(plan.extra_per_epoch * size)}, and {device} has room for {fitting:,}; set {less} to less."
         )
     windowed = windowed and not beside
     added = plan.extra_per_epoch if windowed else len(extra)
@@ -109,7 +109,7 @@ def bring_over(
         drawn = f", {plan.extra_per_epoch:,} of them an epoch" if plan.extra_per_epoch < len(extra) else ""
         where = f"each epoch's are brought to {device}" if windowed else f"all are held on {device}"
         where = f"{device} reads them, as the training images, in the machine's memory" if beside else where
-        say(f"{len(extra):,} {extra.kind} images of {extra.name}{drawn}; {where} ({_shown(added * size)}).")
+        say(f"{len(extra):,} {extra.kind} images of {extra.name}{drawn}; {where} ({shown_bytes(added * size)}).")
     rows = held[len(train) :]
     if windowed:
         plan = replace(plan, windowed=True)
@@ -139,7 +139,7 @@ def on_device(
         if say is not None and (beside or _in_a_file(pixels)):
             where = "the machine's memory" if beside else "their file"
             say(
-                f"the {len(pixels):,} {what} ({_shown(pixels.nbytes)}) take more than half of what {device} has "
+                f"the {len(pixels):,} {what} ({shown_bytes(pixels.nbytes)}) take more than half of what {device} has "
                 f"free; they stay in {where}, where {read}."
             )
         if beside:
@@ -208,8 +208,8 @@ def pinned_images(count: int, like: np.ndarray, device: torch.device) -> tuple[T
 
 def _no_room(count: int, size: int, device: torch.device) -> RequestError:
     return RequestError(
-        f"{count:,} images take {_shown(size)}: {device} has no room for them, and the machine's memory none to pin "
-        "them in; choose a smaller data.size, or train on fewer images."
+        f"{count:,} images take {shown_bytes(size)}: {device} has no room for them, and the machine's memory none to "
+        "pin them in; choose a smaller data.size, or train on fewer images."
     )
 
 
@@ -231,5 +231,5 @@ def fill(images: Tensor, pixels: np.ndarray) -> Tensor:
     return images
 
 
-def _shown(size: int) -> str:
+def shown_bytes(size: int) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

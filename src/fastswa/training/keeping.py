@@ -1,0 +1,120 @@
+"""Views that held layers see once, before training (augment.kept): room for them, the passes, and what may not be."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fastswa.config import Config
+from fastswa.console import progress_bar
+from fastswa.data.kept import Bank, KeptViews
+from fastswa.errors import RequestError
+from fastswa.evaluate import Evaluator
+from fastswa.methods import method_class
+from fastswa.models.network import Backboned
+from fastswa.training.device import Compute, free_memory
+from fastswa.training.setup import Material
+from fastswa.training.state import State
+from fastswa.training.window import shown_bytes
+
+# A part of the passes that tells how long all of them take.
+_TOLD_AFTER = 0.02
+_EVALUATED = 1000  # features at a time
+
+
+def with_kept_views(material: Material, config: Config, compute: Compute) -> Material:
+    """The same with room for features in the place of all images, where views of them are to be kept."""
+    kept, method = config.augment.kept, method_class(config.method.name)
+    if not kept:
+        return material
+    if "epsilon" in method.settings:
+        raise RequestError(f"method {config.method.name} disturbs the images themselves; set augment.kept to 0.")
+    with torch.device("meta"):
+        network = material.facts.build()
+    assert isinstance(network, Backboned)
+    width, plan = network.heads.first.in_features, material.plan
+    size = len(material.pixels) * kept * width * compute.dtype.itemsize
+    if size > free_memory(compute.device) // 2:
+        raise RequestError(
+            f"augment.kept: {kept} views of each of {len(material.pixels):,} images take {shown_bytes(size)}, more "
+            f"than half of what {compute.device} has free; keep fewer, or set it to 0."
+        )
+    _, height, side = material.facts.shape
+    # Few enough for a processor's caches, many enough for a GPU.
+    batch = max(1, min(1000, (1 << (20 if compute.device.type == "cpu" else 24)) // (height * side)))
+    bank = Bank(replace(material.augment, noise=0.0), batch, config.seed)
+    augment = KeptViews.like(material.augment)
+
+    def measured(one: Evaluator) -> Evaluator:
+        features = bank.room(one.pixels, 1, width, compute.dtype)
+        return replace(one, pixels=features, augment=augment, batch=_EVALUATED)
+
+    learnt = plan.labelled_images if method.labelled_only else np.union1d(plan.labelled_images, plan.unlabelled_images)
+    return replace(
+        material,
+        pixels=bank.room(material.pixels, kept, width, compute.dtype, torch.from_numpy(learnt)),
+        augment=augment,
+        evaluators={name: measured(one) for name, one in material.evaluators.items()},
+        bank=bank,
+    )
+
+
+def keep_views(
+    material: Material,
+    network: nn.Module,
+    compute: Compute,
+    tell: Callable[[str], None] | None = None,
+    seconds: float = math.inf,
+) -> None:
+    """Have the images pass the network's held layers, where views of them are kept; the second time does nothing.
+
+    `tell` hears soon how long that takes, and a bar shows how far it is; RequestError where it takes over `seconds`.
+    """
+    bank = material.bank
+    if bank is None or not bank.sources:
+        return
+    began, told = time.monotonic(), False
+
+    def heard(done: int, total: int) -> None:
+        nonlocal told
+        progress("views through held layers", done, total)
+        if told or done < _TOLD_AFTER * total:
+            return
+        told, takes = True, (time.monotonic() - began) * total / done
+        what = f"{total:,} views pass the held layers first (augment.kept), in some {takes / 60:.2g} min"
+        if takes > seconds:
+            raise RequestError(f"{what}: too long for --minutes; give more, or a smaller --data.size.")
+        if tell is not None:
+            tell(what)
+
+    with progress_bar(shown=tell is not None) as progress:
+        bank.fill(network, compute.arithmetic, heard)
+
+
+def refuse_other_layers(material: Material, state: State) -> None:
+    """RequestError where a network would be measured on what other layers than its own made of views.
+
+    So it is in a fork of a run whose layers all learnt: its teacher and averages have layers of their own.
+    """
+    if material.bank is None:
+        return
+    averages = {name: average.module for name, average in state.averages.items() if average.count}
+    held = _held(state.student)
+    for name, network in {**state.networks(), **averages}.items():
+        if any(not torch.equal(tensor, held[key]) for key, tensor in _held(network).items()):
+            raise RequestError(
+                f"the {name}'s held layers are others than the student's, so that views cannot be kept for both; "
+                "set augment.kept to 0."
+            )
+
+
+def _held(network: nn.Module) -> dict[str, Tensor]:
+    assert isinstance(network, Backboned)
+    found: dict[str, Tensor] = network.backbone.state_dict()
+    return found
