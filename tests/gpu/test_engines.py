@@ -27,6 +27,7 @@ from fastswa.noise import Noise
 from fastswa.training import run as run_module
 from fastswa.training.device import choose_compute, settings_of
 from fastswa.training.feed import Feed
+from fastswa.training.keeping import keep_views, with_kept_views
 from fastswa.training.lanes import Lanes
 from fastswa.training.setup import Material, prepare
 from fastswa.training.state import State, build_state
@@ -51,6 +52,7 @@ ADAPTING = [
     *("--method", "self-ensembling", "--augment.warp", "true", "--augment.affine", "0.1"),
     *("--augment.noise", "0.1", "--augment.standardise", "true"),
 ]
+HELD = ["--model", "efficientnet-lite0", "--pretrained", "--model.frozen", "--model.dropout", "0.5"]
 PLAIN = ["--model.weight_norm", "false", "--model.activation", "relu", "--model.heads", "1"]
 
 
@@ -79,8 +81,9 @@ def config_of(*flags: str) -> Config:
 def built(config: Config) -> tuple[Material, State, Feed, Step]:
     compute = choose_compute(config.device)
     data = synthetic()
-    material = prepare(config, data, compute)
+    material = with_kept_views(prepare(config, data, compute), config, compute)
     state = build_state(config, compute, material.facts, images=len(data.train))
+    keep_views(material, state.student, compute)
     feed = Feed(config, material.plan, state.method, compute.device, compute.dtype)
     feed.load(0)
     return material, state, feed, Step(state, feed, material.augment, material.pixels, material.labels, compute)
@@ -127,6 +130,16 @@ def test_steps_with_the_views_of_self_ensembling_agree_with_eager(engine: str, b
     flags = ["--precision", "fp64", "--optimiser.lr", "0.01", *ADAPTING, "--augment.beyond", beyond]
     assert_agree(
         trained(config_of("--engine", engine, *flags), 20), trained(config_of("--engine", "eager", *flags), 20)
+    )
+
+
+@pytest.mark.parametrize("method", ["mean-teacher", "flexmatch"])
+def test_steps_on_kept_views_agree_with_eager(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features in the images' place, which held layers gave once; their weights are those that are drawn."""
+    monkeypatch.setattr("fastswa.models.efficientnet_lite._load_pretrained", lambda backbone, channels: None)
+    flags = ["--precision", "fp64", "--optimiser.lr", "0.01", "--method", method, "--augment.kept", "3", *HELD]
+    assert_agree(
+        trained(config_of("--engine", "graph", *flags), 20), trained(config_of("--engine", "eager", *flags), 20)
     )
 
 
