@@ -52,7 +52,10 @@ ADAPTING = [
     *("--method", "self-ensembling", "--augment.warp", "true", "--augment.affine", "0.1"),
     *("--augment.noise", "0.1", "--augment.standardise", "true"),
 ]
-HELD = ["--model", "efficientnet-lite0", "--pretrained", "--model.frozen", "--model.dropout", "0.5"]
+HELD = [
+    *("--model", "efficientnet-lite0", "--pretrained", "--model.frozen"),
+    *("--model.heads", "1", "--model.dropout", "0.5"),
+]
 PLAIN = ["--model.weight_norm", "false", "--model.activation", "relu", "--model.heads", "1"]
 
 
