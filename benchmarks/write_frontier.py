@@ -196,14 +196,15 @@ def steps_part(steps: Sequence[dict[str, Any]]) -> str:
 def own_images_part(folder: Path) -> str:
     """What benchmarks/own_images.py compared, one line a file."""
     rows = [
-        "| images | labels | splits | minutes a run | measured on | mean error in % |",
+        "| images | labels | splits | length of a run | measured on | mean error in % |",
         "|---|---:|---|---:|---|---|",
     ]
     for path in sorted(folder.glob("own-images-*.json")):
         record = json.loads(path.read_text("utf-8"))
         source, *words = record["command"].split()[2:]
         options = dict(zip(words[::2], words[1::2], strict=True))
-        shown = " | ".join(options[name].replace(",", ", ") for name in ("--labels", "--splits", "--minutes"))
+        shown = " | ".join(options[name].replace(",", ", ") for name in ("--labels", "--splits"))
+        shown += f" | {options['--minutes']} min" if "--minutes" in options else f" | {int(options['--steps']):,} steps"
         measured = "held-out training images" if "--validation" in options else "test images"
         errors = ", ".join(f"{method} {mean(found):.2f}" for method, found in record["error"].items())
         if "--images" in options:

@@ -152,9 +152,9 @@ def test_own_images_say_what_they_were_measured_on(writer: ModuleType, tmp_path:
     record = {"command": f"python benchmarks/own_images.py {words}", "error": errors}
     (tmp_path / "own-images-a.json").write_text(json.dumps(record), "utf-8")
     line = writer.own_images_part(tmp_path).splitlines()[-1]
-    assert line == "| a.npz | 100 | 1, 2 | 5 | held-out training images | pi 3.50, fixmatch 1.50 |"
-    some = "cifar10 --labels 40 --splits 4 --minutes 5 --images 10000,2000"
+    assert line == "| a.npz | 100 | 1, 2 | 5 min | held-out training images | pi 3.50, fixmatch 1.50 |"
+    some = "cifar10 --labels 40 --splits 4 --steps 6000 --images 10000,2000"
     record = {"command": f"python benchmarks/own_images.py {some}", "error": {"fixmatch": [1.0]}}
     (tmp_path / "own-images-b.json").write_text(json.dumps(record), "utf-8")
     line = writer.own_images_part(tmp_path).splitlines()[-1]
-    assert line == "| cifar10, 10,000 images | 40 | 4 | 5 | the last 2,000 test images | fixmatch 1.00 |"
+    assert line == "| cifar10, 10,000 images | 40 | 4 | 6,000 steps | the last 2,000 test images | fixmatch 1.00 |"
