@@ -165,7 +165,7 @@ def main() -> None:
                 words = ["train", str(folder), *length_words(arguments), "--seed", str(split), "--out", str(run)]
                 # The default as it is, and the baseline by the one word that makes it so.
                 name, *settings = method.split("+")
-                words += ["--method", name] if name != METHODS[0] else []
+                words += ["--method", name] if method != METHODS[0] else []
                 words += [word for setting in settings for word in f"--{setting}".split("=", 1)]
                 (result,), seconds = fastswa(*words)
                 # Neither may have had less time than the other: other work while a step is measured shortens a run.
