@@ -241,7 +241,7 @@ def test_passes_that_leave_no_time_to_train_are_refused_soon(weights: list[str])
     with pytest.raises(RequestError) as caught:
         keep_views(material, network, compute, heard.append, seconds=0.0)
     assert re.fullmatch(
-        r"3,094 views pass the held layers first \(augment.kept\), in some \S+ min: too long for --minutes; "
+        r"3,094 views pass the held layers first \(augment.kept\), in some \d+ s: too long for --minutes; "
         r"give more, or a smaller --data.size\.",
         str(caught.value),
     )

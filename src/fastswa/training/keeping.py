@@ -87,7 +87,8 @@ def keep_views(
         if told or done < _TOLD_AFTER * total:
             return
         told, takes = True, (time.monotonic() - began) * total / done
-        what = f"{total:,} views pass the held layers first (augment.kept), in some {takes / 60:.2g} min"
+        length = f"{takes:.0f} s" if takes < 90 else f"{takes / 60:.1f} min"
+        what = f"{total:,} views pass the held layers first (augment.kept), in some {length}"
         if takes > seconds:
             raise RequestError(f"{what}: too long for --minutes; give more, or a smaller --data.size.")
         if tell is not None:
