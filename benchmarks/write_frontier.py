@@ -209,7 +209,8 @@ def own_images_part(folder: Path) -> str:
         errors = ", ".join(f"{method} {mean(found):.2f}" for method, found in record["error"].items())
         if "--images" in options:
             train, test = (f"{int(word):,}" for word in options["--images"].split(","))
-            source, measured = f"{source}, {train} images", f"the last {test} {measured}"
+            source += f", {train} images"
+            measured = measured if "--validation" in options else f"the last {test} {measured}"
         rows.append(f"| {source} | {shown} | {measured} | {errors} |")
     return "\n".join(rows) if len(rows) > 2 else "Not measured yet."
 
