@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fastswa.registry import nearest
-from fastswa.shorthands import written_out
+from fastswa.shorthands import says_yes, written_out
 
 NonNegative = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -20,7 +20,6 @@ FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 # Truth values come from flags as text.
-_TRUTH: TypeAdapter[bool] = TypeAdapter(bool)
 
 
 class Section(BaseModel):
@@ -200,11 +199,7 @@ class ModelConfig(Section):
     def _alone(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        try:
-            held = _TRUTH.validate_python(values.get("frozen"))
-        except ValidationError:
-            return values
-        return {"heads": 1, **values} if held else values
+        return {"heads": 1, **values} if says_yes(values.get("frozen")) else values
 
     @model_validator(mode="after")
     def _freezes(self) -> ModelConfig:

@@ -69,7 +69,7 @@ def _without_steps(settings: dict[str, Any], below: Mapping[str, Any]) -> dict[s
 def _with_network(settings: dict[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
     """The network that pretrained weights are for, and its size of images, where neither is given here nor `below`."""
     model, known = _table(settings.get("model")), _table(below.get("model"))
-    if not _true(model.get("pretrained")) or "name" in {**known, **model}:
+    if not says_yes(model.get("pretrained")) or "name" in {**known, **model}:
         return settings
     staying = {name: value for name, value in known.items() if name in ("frozen", "dropout")}
     written = {**settings, "model": {**KNOWING, **staying, **model}}
@@ -86,7 +86,7 @@ def _table(section: Any) -> dict[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
-def _true(value: Any) -> bool:
+def says_yes(value: Any) -> bool:
     """Whether a setting, which may be a flag's text, says yes."""
     try:
         return _TRUTH.validate_python(value)
