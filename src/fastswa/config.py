@@ -19,7 +19,6 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-# Truth values come from flags as text.
 
 
 class Section(BaseModel):
