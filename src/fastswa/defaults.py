@@ -116,7 +116,7 @@ def _adapting(config: Config) -> Config:
 def _name(config: Config, holding: Holding, gpu: bool) -> str:
     """FixMatch where it was compared with Mean Teacher and won (docs/frontier.md): on a CPU, unlabelled images alike.
 
-    FlexMatch where layers are held: with few labels its guesses stay even (docs/howto-pretrained.md). Extra images get
+    FlexMatch where layers are held, which won there (docs/howto-pretrained.md). Extra images get
     Mean Teacher, as in the paper. So does a person who gives settings of [method] without its name,
     unless they are FixMatch's alone: a weight means something else to each.
     """
