@@ -187,7 +187,8 @@ def measure_tests(session: Session, before: Any) -> Any:
 
     `before` is what an earlier command found, on the same machine and revision; it goes on with what that left over.
     """
-    pytest = [PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu"]
+    # pytest-benchmark, where it is installed, warns of workers, and warnings are errors here.
+    pytest = [PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:benchmark", "-m", "gpu"]
     if before is None:
         listed = session.call([*pytest, "--collect-only", *modules_for_gpu()]).out
         wanted = [line.strip() for line in listed.splitlines() if "::" in line]

@@ -177,18 +177,23 @@ def test_a_step_of_self_ensembling_in_float32_is_as_near_to_float64_as_plain_ope
 def assert_as_near_to_float64(engine: str, *flags: str) -> None:
     """With all kernels and both streams; momenta are the gradients themselves.
 
-    Plain operations are up to 5e-3 away themselves: rounding turns a leaky unit or the place of a pool's maximum.
+    Plain operations are up to 5e-3 away themselves: rounding turns a leaky unit or the place of a pool's maximum. Which
+    tensor that meets is chance, so that one alone may be further away than all are together.
     """
     states = {
         (name, precision): trained(config_of("--engine", name, "--precision", precision, *flags), 1)
         for name, precision in (("eager", "fp64"), ("eager", "fp32"), (engine, "fp32"))
     }
-    expected, plain, found = states.values()
-    for name, tensor in expected.items():
-        # What 32 bits lose is nothing in 64.
-        if tensor.is_floating_point() and tensor.any() and ".lost." not in name:
-            away = [float((other[name].double() - tensor.double()).norm() / tensor.norm()) for other in (plain, found)]
-            assert away[1] < max(4 * away[0], 2e-3), name
+    expected, *others = states.values()
+    # What 32 bits lose is nothing in 64.
+    names = [name for name in expected if expected[name].is_floating_point() and ".lost." not in name]
+    names = [name for name in names if expected[name].any()]
+    plain, found = (
+        torch.stack([(other[name].double() - expected[name].double()).norm() / expected[name].norm() for name in names])
+        for other in others
+    )
+    assert found.mean() < max(4 * float(plain.mean()), 2e-3)
+    assert (found < (4 * plain).clamp(min=1e-2)).all(), [names[int(found.argmax())], float(found.max())]
 
 
 @pytest.mark.parametrize("engine", ["graph", "compiled"])

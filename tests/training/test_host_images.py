@@ -23,6 +23,10 @@ SENTENCE = (
     "the 1,297 training images (0.1 MiB) take more than half of what {} has free; "
     "they stay in the machine's memory, where each step reads its own."
 )
+TEST_SENTENCE = (
+    "the 500 test images (0.0 MiB) take more than half of what {} has free; "
+    "they stay in the machine's memory, where they are read."
+)
 
 
 def train(out: Path, *changes: dict[str, Any], stop: int = -1) -> tuple[RunResult, list[str]]:
@@ -65,11 +69,7 @@ def test_images_beside_a_device_train_and_resume_as_if_held(
 
 def test_test_images_beside_a_device_are_said_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_scarce(monkeypatch, device=2 * 64 * 500 - 1)
-    assert train(tmp_path / "beside")[1] == [
-        "the 500 test images (0.0 MiB) take more than half of what cpu has free; "
-        "they stay in the machine's memory, where they are read.",
-        SENTENCE.format("cpu"),
-    ]
+    assert train(tmp_path / "beside")[1] == [TEST_SENTENCE.format("cpu"), SENTENCE.format("cpu")]
 
 
 def test_arrays_in_a_cpus_memory_are_not_copied_where_it_is_scarce(
@@ -159,8 +159,8 @@ def test_a_gpu_reads_the_machines_memory(
     assert images.is_cuda
     assert torch.cuda.memory_allocated() == held
     assert torch.equal(images.cpu().flatten().sort().values, torch.arange(48, dtype=torch.uint8))
-    (said,) = train(tmp_path / "beside", chosen)[1]
-    assert said.endswith("has free; they stay in the machine's memory, where each step reads its own.")
+    said = train(tmp_path / "beside", chosen)[1]
+    assert said == [TEST_SENTENCE.format("cuda"), SENTENCE.format("cuda")]
     assert_same_run(tmp_path / "beside", tmp_path / "held")
     train(tmp_path / "beside-extra", chosen, extra)
     assert_same_run(tmp_path / "beside-extra", tmp_path / "held-extra")
