@@ -49,6 +49,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "pi": {"name": "pi"},
     "supervised": {"name": "supervised"},
     "fixmatch": {"name": "fixmatch", "weight": 1, "threshold": 0.11},
+    "taught-fixmatch": {"name": "fixmatch", "weight": 1, "threshold": 0.11, "guesser": "teacher", "teacher_decay": 0.9},
     "flexmatch": {"name": "flexmatch", "weight": 1, "threshold": 0.11},
     "freematch": {"name": "freematch", "weight": 1},
     "self-ensembling": {"name": "self-ensembling", "threshold": 0.11},

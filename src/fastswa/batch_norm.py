@@ -33,6 +33,12 @@ def _batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
     return [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
 
 
+def running_statistics(model: nn.Module) -> list[Tensor]:
+    """The running means and variances of its batch norms."""
+    norms = [norm for norm in _batch_norms(model) if norm.track_running_stats]
+    return [tensor for norm in norms for tensor in (norm.running_mean, norm.running_var) if tensor is not None]
+
+
 @contextmanager
 def modes_kept(model: nn.Module) -> Iterator[None]:
     """Each module's own mode, training or evaluation, is put back on leaving."""

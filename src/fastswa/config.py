@@ -214,9 +214,9 @@ class ModelConfig(Section):
 # What methods that were published with settings of their own start from. A ramp of one epoch is ours: thresholds that
 # begin low let guesses pass while they are still wrong, as statistics follow the first steps late (docs/frontier.md).
 PUBLISHED_SETTINGS: dict[str, dict[str, float]] = {
-    "fixmatch": {"weight": 1.0, "ramp": 0.0},
-    "flexmatch": {"weight": 1.0, "ramp": 1.0},
-    "freematch": {"weight": 1.0, "ramp": 1.0},
+    "fixmatch": {"weight": 1.0, "ramp": 0.0, "teacher_decay": 0.999},
+    "flexmatch": {"weight": 1.0, "ramp": 1.0, "teacher_decay": 0.999},
+    "freematch": {"weight": 1.0, "ramp": 1.0, "teacher_decay": 0.999},
     "self-ensembling": {"weight": 3.0, "ramp": 0.0, "threshold": 0.968, "teacher_decay": 0.99},
 }
 
@@ -258,6 +258,9 @@ class MethodConfig(Section):
     )
     threshold_decay: Probability = Field(0.999, description="freematch: decay of the means that its thresholds follow")
     fairness: PositiveFloat = Field(0.01, description="freematch: weight of the fairness term")
+    guesser: Literal["student", "teacher"] = Field(
+        "student", description="fixmatch and its kin: who labels the weak views; the teacher is the student's EMA"
+    )
     together: bool = Field(False, description="fixmatch and its kin: all views in one pass, as in the papers; slower")
 
     @model_validator(mode="before")
@@ -271,6 +274,15 @@ class MethodConfig(Section):
             raise ValueError(f"method.threshold ({self.threshold:g}) must lie between 0 and 1, both excluded")
         if not 0 <= self.threshold < 1:
             raise ValueError(f"method.threshold ({self.threshold:g}) must be 0 or more, and below 1")
+        return self
+
+    @model_validator(mode="after")
+    def _one_guesses(self) -> MethodConfig:
+        if self.together and self.guesser == "teacher":
+            raise ValueError(
+                "method.together has the student guess in the pass it learns from, and method.guesser is teacher; "
+                "leave one of them out"
+            )
         return self
 
 

@@ -236,11 +236,15 @@ class TrainedModel(nn.Module):
         """
         self._refuse_other(pixels)
         if self.facts.features:
-            inputs = standardised(pixels, self.facts.mean, self.facts.std)
-        else:
-            facts = self.facts
-            augment = Augment.normalising(facts.mean, facts.std, pixels.device, standardise=facts.standardise)
-            inputs = augment.plain(pixels.permute(0, 2, 3, 1))
+            return self.of_inputs(standardised(pixels, self.facts.mean, self.facts.std))
+        return self.of_inputs(self.augment(pixels.device).plain(pixels.permute(0, 2, 3, 1)))
+
+    def augment(self, device: torch.device) -> Augment:
+        """How images are normalised."""
+        return Augment.normalising(self.facts.mean, self.facts.std, device, standardise=self.facts.standardise)
+
+    def of_inputs(self, inputs: Tensor) -> Tensor:
+        """Logits of what the bare network takes: normalised images (N, C, H, W) or features (N, F)."""
         logits: Tensor = self.network(inputs).logits
         return logits if self.facts.temperature == 1.0 else logits / self.facts.temperature
 

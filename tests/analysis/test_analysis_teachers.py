@@ -54,7 +54,10 @@ def test_an_average_that_was_not_measured_is_passed_over() -> None:
 
 @pytest.mark.parametrize(
     ("method", "teacher"),
-    [("pi", "none"), ("mean-teacher", "EMA"), ("swa-teacher", "SWA"), ("fixmatch", "none"), ("self-ensembling", "EMA")],
+    [
+        *[("pi", "none"), ("mean-teacher", "EMA"), ("swa-teacher", "SWA")],
+        *[("fixmatch", "none"), ("taught-fixmatch", "EMA"), ("self-ensembling", "EMA")],
+    ],
 )
 def test_who_teaches(method: str, teacher: str) -> None:
     assert teacher_of(tiny({"method": METHODS[method]})) == teacher

@@ -136,6 +136,15 @@ def test_steps_with_the_views_of_self_ensembling_agree_with_eager(engine: str, b
     )
 
 
+@pytest.mark.parametrize("engine", ["graph", "compiled"])
+def test_steps_with_a_guessing_teacher_agree_with_eager(engine: str) -> None:
+    """It passes beside the student, and its running statistics follow the student's."""
+    flags = ["--precision", "fp64", "--optimiser.lr", "0.01", "--method", "fixmatch", "--method.guesser", "teacher"]
+    assert_agree(
+        trained(config_of("--engine", engine, *flags), 50), trained(config_of("--engine", "eager", *flags), 50)
+    )
+
+
 @pytest.mark.parametrize("method", ["mean-teacher", "flexmatch"])
 def test_steps_on_kept_views_agree_with_eager(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Features in the images' place, which held layers gave once; their weights are those that are drawn."""

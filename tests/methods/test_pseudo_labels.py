@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from toy import CLASSES, Toy, logits_of, make_batch, make_method, softmax, tie_term
+from toy import CLASSES, Toy, logits_of, make_batch, make_method, softmax, terms_of, tie_term
 
 from fastswa.methods.flexmatch import FlexMatch
 from fastswa.methods.freematch import FreeMatch
@@ -61,6 +61,47 @@ def test_fixmatch_is_its_formula(threshold: float, together: bool) -> None:
     assert unlabelled > 0
     passed = int(method.memory["passed"].sum())
     assert passed == 37 if threshold == 0 else 0 < passed < 37
+
+
+@pytest.mark.parametrize("name", KIN)
+def test_a_teacher_guesses_in_the_students_place(name: str) -> None:
+    """Normalised by its own running statistics; the student passes what it learns from, and no weak guess."""
+    batch, student, teacher = make_batch(labelled=3, size=40), Toy(1), Toy(2, norm=True)
+    norm = teacher.norm
+    assert isinstance(norm, torch.nn.BatchNorm1d)
+    assert norm.running_mean is not None
+    norm.running_mean.copy_(torch.linspace(-1, 1, 6))
+    mean = norm.running_mean.clone()
+    method = method_of(name, images=40, guesser="teacher")
+    heard: list[Guess] = []
+    passing = method.passing
+    method.passing = lambda guess, index: heard.append(guess) or passing(guess, index)  # type: ignore[func-returns-value, method-assign]
+    terms = terms_of(method, batch, student, teacher)
+    weak, strong = batch.view("weak"), batch.view("strong")
+    guessed = ((weak[3:].flatten(1) - mean) / math.sqrt(1 + norm.eps) @ teacher.weights[0].T).softmax(dim=1)
+    assert torch.allclose(heard[0].probabilities, guessed, rtol=1e-9)
+    assert torch.equal(norm.running_mean, mean)
+    assert norm.training
+    (seen,) = student.calls
+    assert torch.equal(seen[1], torch.cat([weak[:3], strong[3:]]))
+    plain = method_of(name, images=40)
+    terms_apart = plain.losses(batch, Toy(1), None)
+    assert terms["classification"] == terms_apart["classification"]
+    assert terms["consistency"] != terms_apart["consistency"]
+    assert torch.autograd.grad(sum(terms.values()), list(teacher.parameters()), allow_unused=True) == (None,) * 4
+
+
+def test_the_guessing_teacher_is_an_ema() -> None:
+    method = method_of("fixmatch", guesser="teacher")
+    assert [method.teacher_rate(step, 10) for step in (1, 4, 10_000)] == pytest.approx([1 / 2, 1 / 5, 0.001])
+    assert method.moves == ("student", "teacher")
+    assert not method_of("fixmatch").has_teacher
+    assert not PseudoLabels.has_teacher
+
+
+def test_a_teacher_has_no_part_in_one_pass_of_all() -> None:
+    with pytest.raises(ValueError, match=r"method\.together has the student guess in the pass it learns from"):
+        method_of("fixmatch", guesser="teacher", together=True)
 
 
 def test_two_heads_are_tied_over_what_is_learnt_from() -> None:

@@ -30,7 +30,9 @@ OTHERS: dict[str, object] = {
     "threshold_decay": 0.5,
     "fairness": 0.5,
     "together": True,
+    "guesser": "teacher",
 }
+GUESSING = {"weight", "ramp", "tie", "together", "guesser", "teacher_decay"}
 VAT = {"weight", "ramp", "tie", "epsilon", "xi", "power_iterations", "own_dropout", "correlation"}
 EFFECTS = {
     "supervised": set(),
@@ -48,9 +50,9 @@ EFFECTS = {
     "temporal-ensembling": {"weight", "ramp", "divergence", "tie", "memory_decay"},
     "vat": VAT,
     "vat-entmin": VAT | {"entropy"},
-    "fixmatch": {"weight", "ramp", "tie", "together", "threshold"},
-    "flexmatch": {"weight", "ramp", "tie", "together", "threshold"},
-    "freematch": {"weight", "ramp", "tie", "together", "threshold_decay", "fairness"},
+    "fixmatch": GUESSING | {"threshold"},
+    "flexmatch": GUESSING | {"threshold"},
+    "freematch": GUESSING | {"threshold_decay", "fairness"},
 }
 
 

@@ -22,7 +22,8 @@ from fastswa.api import load
 from fastswa.classifier import Classifier
 from fastswa.config import Config, StartConfig
 from fastswa.data.augment import Augment
-from fastswa.data.kept import Bank, KeptViews
+from fastswa.data.kept import Bank, KeptViews, Progress
+from fastswa.data.shelf import Shelf
 from fastswa.data.sources.digits import load_digits
 from fastswa.data.splits import split_by
 from fastswa.errors import RequestError
@@ -31,11 +32,14 @@ from fastswa.layers import build_config
 from fastswa.models import build
 from fastswa.models.efficientnet_lite import EfficientNetLite0
 from fastswa.noise import Noise, step_words
-from fastswa.training.device import choose_compute
+from fastswa.report.findings import look_at
+from fastswa.report.record import read_run
+from fastswa.training.device import Compute, choose_compute
 from fastswa.training.finished import evaluate_run
 from fastswa.training.keeping import keep_views, with_kept_views
 from fastswa.training.run import resume
-from fastswa.training.setup import prepare
+from fastswa.training.setup import Material, load_data, prepare
+from fastswa.training.state import build_state
 from tiny_runs import StoppingWatcher, assert_same_run, tiny, train
 
 NAME = "efficientnet-lite0"
@@ -84,7 +88,7 @@ def test_the_bank_holds_the_plain_view_the_mirrored_one_and_random_ones() -> Non
     assert bank.views == 20
     seen: list[tuple[int, int]] = []
     bank.fill(network, nullcontext, lambda done, total: seen.append((done, total)))
-    assert seen == [(8, 20), (16, 20), (20, 20)]
+    assert seen == [(0, 20), *((5 * view + done, 20) for view in range(4) for done in (2, 4, 5))]
     network.eval()
     with torch.no_grad():
         for view, pixels in ((0, images), (1, images.flip(2))):
@@ -192,10 +196,104 @@ def test_a_run_with_kept_views_resumes_bit_for_bit(weights: list[str], tmp_path:
     # Evaluations of another size are allowed to change no view.
     heard: list[str] = []
     resume(tmp_path / "stopped", {"evaluation": {"batch": 77}}, StoppingWatcher(), heard.append)
+    # Two views of each were kept, the third is drawn anew.
+    assert "views passed the held layers in an earlier run" in "".join(heard)
     assert "views pass the held layers first (augment.kept)" in "".join(heard)
     written = tmp_path / "stopped" / "config.toml"
     written.write_text(written.read_text("utf-8").replace("batch = 77", "batch = 1000"), "utf-8")
     assert_same_run(tmp_path / "stopped", tmp_path / "whole")
+
+
+def made_of(config: Config) -> tuple[Material, nn.Module, Compute]:
+    """A run's material with room for its views, and the network that they are to pass."""
+    compute = choose_compute(config.device)
+    data = load_data(config)
+    material = with_kept_views(prepare(config, data, compute), config, compute)
+    return material, build_state(config, compute, material.facts, images=len(data.train)).student, compute
+
+
+def elsewhere(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """A cache folder in which nothing is kept yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+
+
+def test_the_next_run_passes_no_image_again_and_is_the_same(
+    weights: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = keeping(name="flexmatch", weight=1.0, threshold=0.11)
+    train(config.model_copy(update={"seed": 4}), tmp_path / "first")
+    passes = len(weights)
+    assert passes > 0
+    train(config, tmp_path / "next")
+    assert len(weights) == passes
+    elsewhere(monkeypatch, tmp_path / "cache")
+    train(config, tmp_path / "alone")
+    assert len(weights) == 2 * passes
+    assert_same_run(tmp_path / "next", tmp_path / "alone")
+
+
+def test_passes_of_few_labelled_images_leave_the_others_to_the_next_run(weights: list[str], tmp_path: Path) -> None:
+    material, network, compute = made_of(keeping(name="supervised"))
+    keep_views(material, network, compute)
+    known = int(material.pixels.flatten(1).any(dim=1).sum())
+    assert known < len(material.pixels) / 2
+    material, network, compute = made_of(keeping(name="flexmatch", weight=1.0))
+    heard: list[str] = []
+    keep_views(material, network, compute, heard.append)
+    measured = sum(len(one.labels) for one in material.evaluators.values())
+    everything = 2 * len(material.pixels) + measured
+    assert heard[0] == f"{2 * known + measured:,} of {everything:,} views passed the held layers in an earlier run"
+    assert heard[1].startswith(f"{everything - 2 * known - measured:,} views pass the held layers first")
+
+
+def test_exact_repeats_look_nothing_up(weights: list[str], tmp_path: Path) -> None:
+    config = keeping(name="pi", weight=1.0)
+    config = config.model_copy(update={"device": config.device.model_copy(update={"deterministic": True})})
+    train(config, tmp_path / "first")
+    passes = len(weights)
+    train(config, tmp_path / "next")
+    assert len(weights) == 2 * passes
+
+
+def test_passes_that_are_stopped_leave_what_is_done() -> None:
+    network = build(NAME, channels=1, classes=4, frozen=True)
+    images = torch.randint(0, 256, (5, 32, 32, 1), dtype=torch.uint8)
+
+    def fill(progress: Progress) -> Bank:
+        bank = Bank(plain_augment(), batch=2, seed=0, source="images")
+        bank.room(images, 1, 1280, torch.float32)
+        bank.fill(network, nullcontext, progress, Shelf(network.backbone, bank.augment, "fp32", "images"))
+        return bank
+
+    def stopped(done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fill(stopped)
+    seen: list[tuple[int, int]] = []
+    fill(lambda done, total: seen.append((done, total)))
+    assert seen == [(0, 3), (2, 3), (3, 3)]
+
+
+def test_the_report_looks_at_what_training_left(
+    weights: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    train(keeping(name="flexmatch", weight=1.0, threshold=0.11), run)
+    weights.clear()
+    record = read_run(run)
+    found = look_at(record, "cpu", suggestions=5, unlabelled=20_000)
+    assert not weights
+    elsewhere(monkeypatch, tmp_path / "cache")
+    alone = look_at(record, "cpu", suggestions=5, unlabelled=20_000)
+    assert weights
+    assert found.measured is not None
+    assert alone.measured is not None
+    assert found.doubts is not None
+    assert alone.doubts is not None
+    assert np.array_equal(found.measured.matrix, alone.measured.matrix)
+    assert [one.number for one in found.doubts.suggested] == [one.number for one in alone.doubts.suggested]
 
 
 def test_a_fork_of_a_run_that_kept_views_keeps_them(weights: list[str], tmp_path: Path) -> None:
@@ -205,7 +303,7 @@ def test_a_fork_of_a_run_that_kept_views_keeps_them(weights: list[str], tmp_path
     longer = config.model_copy(update={"schedule": schedule, "start": StartConfig(run=str(tmp_path / "run"))})
     weights.clear()
     train(longer, tmp_path / "fork")
-    assert len(weights) == 5
+    assert not weights  # what passed for its parent lies on the shelf
     measured = evaluate_run(tmp_path / "fork")["test"]
     last = json.loads((tmp_path / "fork" / "metrics.jsonl").read_text("utf-8").splitlines()[-1])
     assert {name: figures["error"] for name, figures in measured.items()} == last["error"]
@@ -299,7 +397,7 @@ def test_studies_look_at_what_was_kept(weights: list[str], tmp_path: Path) -> No
     train(keeping(name="pi", weight=1.0), run)
     passes = len(weights)
     subject = Subject(run)
-    assert len(weights) == 2 * passes
+    assert len(weights) == passes
     weights.clear()
     surface = Surface(subject)
     found = surface.at(subject.iterate(2))

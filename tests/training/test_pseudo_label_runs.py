@@ -200,6 +200,24 @@ def test_the_teacher_of_self_ensembling_starts_as_a_copy(tmp_path: Path) -> None
     assert not all(torch.equal(a, b) for a, b in pairs)
 
 
+def test_statistics_of_a_guessing_teacher_follow_as_its_weights_do(tmp_path: Path) -> None:
+    trainer = make_trainer(tiny({"method": METHODS["taught-fixmatch"]}), tmp_path)
+    student, teacher = trainer.state.student, trainer.state.teacher
+    assert teacher is not None
+    names = [name for name in student.state_dict() if "running" in name or name.endswith("weight")]
+    assert any("running_var" in name for name in names)
+    expected = {name: student.state_dict()[name].clone() for name in names}
+    assert_identical(expected, {name: teacher.state_dict()[name] for name in names})
+    trainer.feed.load(0)
+    for step in range(1, 4):
+        trainer.step()
+        for name, tensor in expected.items():
+            tensor.lerp_(student.state_dict()[name], 1 / (step + 1))
+    for name, tensor in expected.items():
+        assert torch.allclose(teacher.state_dict()[name], tensor, rtol=1e-5, atol=1e-6), name
+        assert not torch.equal(tensor, student.state_dict()[name])
+
+
 def test_averages_of_self_ensembling_are_refreshed_on_images_without_labels(tmp_path: Path) -> None:
     trainer = make_trainer(tiny({"method": METHODS["self-ensembling"]}), tmp_path)
     plan, unlabelled = trainer.material.plan, set(trainer.material.split.unlabelled.tolist())

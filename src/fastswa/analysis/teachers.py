@@ -21,7 +21,7 @@ from fastswa.analysis.subject import run_names
 from fastswa.config import Config
 from fastswa.console import shown
 from fastswa.errors import RequestError
-from fastswa.methods import method_class
+from fastswa.methods import build
 from fastswa.training.folder import RunFolder, preferred
 
 
@@ -46,7 +46,8 @@ class Taught:
 
 def teacher_of(config: Config) -> str:
     """Who teaches: EMA, SWA, or none besides the student itself."""
-    return config.method.teacher.upper() if method_class(config.method.name).has_teacher else "none"
+    method = build(config.method, images=1, classes=1)
+    return config.method.teacher.upper() if method.has_teacher else "none"
 
 
 def fast_swa_of(config: Config, networks: Iterable[str]) -> str | None:

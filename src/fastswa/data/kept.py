@@ -12,12 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from fastswa.data.augment import Augment
+from fastswa.data.shelf import MIRRORED, PLAIN, Shelf, digests
 from fastswa.evaluate import evaluating
 from fastswa.models.network import Backboned
 from fastswa.noise import Noise, step_words
 
 # Told how many views are done, of how many.
 Progress = Callable[[int, int], None]
+# What a shelf calls the first views.
+_SHELVED = (PLAIN, MIRRORED)
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,15 @@ class _Source(NamedTuple):
     features: Tensor
 
 
+class _Pass(NamedTuple):
+    """A view of a source's images by their `positions` among those that are wanted; `names` where it may be shelved."""
+
+    source: _Source
+    view: int
+    positions: Tensor
+    names: list[bytes]
+
+
 @dataclass
 class Bank:
     """What held layers make of images: each tensor of features is filled from its images, once.
@@ -68,8 +80,9 @@ class Bank:
     augment: Augment
     batch: int
     seed: int
+    source: str | None = None
     sources: list[_Source] = field(default_factory=list)
-    # Seconds that a view took.
+    # Seconds that an image takes to be looked at once more.
     each: float = 0.0
 
     def room(self, images: Tensor, views: int, width: int, dtype: torch.dtype, rows: Tensor | None = None) -> Tensor:
@@ -85,36 +98,69 @@ class Bank:
         return sum(len(source.rows) * source.features.shape[1] for source in self.sources)
 
     def fill(
-        self, network: nn.Module, arithmetic: Callable[[], AbstractContextManager[object]], progress: Progress
+        self,
+        network: nn.Module,
+        arithmetic: Callable[[], AbstractContextManager[object]],
+        progress: Progress,
+        shelf: Shelf | None = None,
     ) -> None:
         """Pass all images through the network's held layers, and let go of them; the second time does nothing.
 
-        `progress` hears after each batch how many views are done, of how many.
+        What the `shelf` holds needs no pass, and what passes is put there, also where passing ends early. `progress`
+        hears how many views are done, of how many, before the first batch and after each.
         """
         assert isinstance(network, Backboned)
-        total, done, began = self.views, 0, time.monotonic()
-        with evaluating(network):
-            for images, wanted, features in self.sources:
-                for place in range(0, len(wanted), self.batch):
-                    rows = wanted[place : place + self.batch]
-                    for view in range(features.shape[1]):
+        began = time.monotonic()
+        passes = [one for source in self.sources for one in self._passes(source, shelf)]
+        found, total, done = time.monotonic() - began, sum(len(one.positions) for one in passes), 0
+        images = sum(len(source.rows) for source in self.sources)
+        progress(0, total)
+        try:
+            with evaluating(network):
+                for one in passes:
+                    (pixels, wanted, features), view = one.source, one.view
+                    for positions in one.positions.split(self.batch):
+                        rows = wanted[positions]
                         with arithmetic():
-                            found = network.features(self._view(images[rows], view, place))
-                        features[rows, view] = found.to(features.dtype)
-                    done += len(rows) * features.shape[1]
-                    progress(done, total)
-                if features.is_cuda:
-                    torch.cuda.synchronize(features.device)
-        if done:
-            self.each = (time.monotonic() - began) / done
+                            passed = network.features(self._view(pixels[rows], view, int(positions[0])))
+                        features[rows, view] = passed = passed.to(features.dtype)
+                        if shelf is not None and one.names:
+                            shelf.add(_SHELVED[view], [one.names[k] for k in positions.tolist()], passed)
+                        done += len(rows)
+                        progress(done, total)
+                    if features.is_cuda:
+                        torch.cuda.synchronize(features.device)
+        finally:
+            shelved = shelf is not None and shelf.write()
+        if images:
+            self.each = found / images if shelved else (time.monotonic() - began) / max(done, 1)
         self.sources = []
+
+    def _passes(self, source: _Source, shelf: Shelf | None) -> list[_Pass]:
+        """What is to pass of a source, by view, after what the shelf holds has been taken over."""
+        images, wanted, features = source
+        names = [] if shelf is None else digests(images, wanted)
+        found = []
+        for view in range(features.shape[1]):
+            positions, own = torch.arange(len(wanted), device=wanted.device), view < self.unchanging
+            if shelf is not None and own:
+                known, kept = shelf.find(_SHELVED[view], names)
+                if kept is not None:
+                    features[wanted[torch.from_numpy(known)], view] = kept
+                positions = positions[torch.from_numpy(~known)]
+            if len(positions):
+                found.append(_Pass(source, view, positions, names if own else []))
+        return found
+
+    @property
+    def unchanging(self) -> int:
+        """How many of the first views are the same for every seed."""
+        return 2 if self.augment.flip else 1
 
     def _view(self, images: Tensor, number: int, place: int) -> Tensor:
         """A view of some images by its number; `place` is that of the first of them."""
-        if number == 0:
-            return self.augment.plain(images)
-        if number == 1 and self.augment.flip:
-            return self.augment.plain(images.flip(2))
+        if number < self.unchanging:
+            return self.augment.plain(images.flip(2) if number else images)
         words = torch.from_numpy(step_words(self.seed, f"kept/{number}", place, 1)[0])
         noise = Noise(words.to(images.device)).scope("view")
         return self.augment.view(images, torch.arange(len(images), device=images.device), noise)

@@ -85,18 +85,20 @@ class Method:
     teacher start as the student does, rather than from weights of its own. `joins` says that its losses take the target
     by the batch's `join` and not as it is: on a GPU the teacher's pass may then run beside the student's. `apart` says
     that labelled and unlabelled images pass the networks as batches of their own: the batch-norm statistics of an
-    average are then of the latter. `names` are those of the classes, for its sentences.
+    average are then of the latter. `teacher_statistics` has the teacher's running batch-norm statistics follow the
+    student's as its weights do. `names` are those of the classes, for its sentences.
     """
 
     settings: ClassVar[frozenset[str]] = frozenset()
     terms: ClassVar[Mapping[str, str]] = {"classification": "student"}
-    moves: ClassVar[tuple[str, ...]] = ("student",)
+    moves: tuple[str, ...] = ("student",)
     labelled_only: ClassVar[bool] = False
-    has_teacher: ClassVar[bool] = False
+    has_teacher: bool = False
     strong_views: ClassVar[bool] = False
     remembers_images: ClassVar[bool] = False
     teacher_copies: ClassVar[bool] = False
-    joins: ClassVar[bool] = False
+    teacher_statistics: ClassVar[bool] = False
+    joins: bool = False
     apart: ClassVar[bool] = False
 
     def __init__(self, config: MethodConfig, *, images: int, classes: int) -> None:

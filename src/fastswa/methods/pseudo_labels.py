@@ -13,6 +13,7 @@ from fastswa.config import MethodConfig
 from fastswa.methods.guesses import Guess, Guesses
 from fastswa.methods.losses import classification, hard, probabilities
 from fastswa.methods.method import Batch, Network, Output, Terms, View
+from fastswa.schedule import ema_decay
 
 
 class PseudoLabels(Guesses):
@@ -29,9 +30,17 @@ class PseudoLabels(Guesses):
     """
 
     few = 0.001
-    settings = frozenset({"weight", "ramp", "tie", "together"})
+    settings = frozenset({"weight", "ramp", "tie", "together", "guesser", "teacher_decay"})
     terms: ClassVar[Mapping[str, str]] = {"classification": "student", "consistency": "student", "tie": "student"}
     strong_views = True
+    teacher_copies = True
+    teacher_statistics = True
+
+    def __init__(self, config: MethodConfig, *, images: int, classes: int) -> None:
+        super().__init__(config, images=images, classes=classes)
+        if config.guesser == "teacher":
+            self.has_teacher = self.joins = True
+            self.moves = ("student", "teacher")
 
     def passing(self, guess: Guess, index: Tensor) -> Tensor:
         """Which guesses are certain enough to learn from, (U,) bool; `index` (U,) numbers their images."""
@@ -41,11 +50,15 @@ class PseudoLabels(Guesses):
         """Further terms, from the strong views' logits (U, K)."""
         return {}
 
+    def target(self, batch: Batch, teacher: Network) -> Tensor:
+        return self._guessed(batch, teacher, batch.view("weak", slice(self._first(batch), None)))
+
+    def teacher_rate(self, step: int, steps_per_epoch: int) -> float:
+        return 1.0 - ema_decay(step, self.config.teacher_decay)
+
     def losses(self, batch: Batch, student: Network, target: Tensor | None) -> Terms:
-        labelled = len(batch.labels)
-        # Where every image has a label, all of them serve as unlabelled ones too.
-        first = labelled if labelled < len(batch.index) else 0
-        output, weak = self._passes(batch, student, labelled, first)
+        labelled, first = len(batch.labels), self._first(batch)
+        output, weak = self._passes(batch, student, target, labelled, first)
         with torch.no_grad():
             guess = Guess(weak, *weak.max(dim=1))
             passing = self.passing(guess, batch.index[first:])
@@ -58,16 +71,32 @@ class PseudoLabels(Guesses):
             **self.tied(output),
         }
 
-    def _passes(self, batch: Batch, student: Network, labelled: int, first: int) -> tuple[Output, Tensor]:
+    @staticmethod
+    def _first(batch: Batch) -> int:
+        """The first unlabelled image; where every image has a label, all of them serve as unlabelled ones too."""
+        labelled = len(batch.labels)
+        return labelled if labelled < len(batch.index) else 0
+
+    def _passes(
+        self, batch: Batch, student: Network, target: Tensor | None, labelled: int, first: int
+    ) -> tuple[Output, Tensor]:
         """What the network gives for labelled and then (last) strong views, and the weak views' probabilities."""
+        if target is not None:
+            views = torch.cat([batch.view("weak", slice(labelled)), batch.view("strong", slice(first, None))])
+            output: Output = student(views, batch.noise.scope("student"))
+            return output, batch.join(target, output.logits)
         weak, strong = batch.view("weak"), batch.view("strong", slice(first, None))
         if self.config.together:
-            output: Output = student(torch.cat([weak, strong]), batch.noise.scope("student"))
+            output = student(torch.cat([weak, strong]), batch.noise.scope("student"))
             return output, probabilities(output.logits[first : len(weak)].detach())
-        with torch.no_grad(), modes_kept(student):
-            student.eval()
-            guessed = probabilities(student(weak[first:], batch.noise.scope("teacher")).logits)
+        guessed = self._guessed(batch, student, weak[first:])
         return student(torch.cat([weak[:labelled], strong]), batch.noise.scope("student")), guessed
+
+    @staticmethod
+    def _guessed(batch: Batch, network: Network, weak: Tensor) -> Tensor:
+        with torch.no_grad(), modes_kept(network):
+            network.eval()
+            return probabilities(network(weak, batch.noise.scope("teacher")).logits)
 
     @classmethod
     def learnt_from(cls, config: MethodConfig, view: View, labelled: int, size: int) -> Tensor:

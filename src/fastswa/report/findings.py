@@ -11,15 +11,15 @@ from fastswa.data.features import FeatureSet
 from fastswa.data.images import Dataset, ImageSet
 from fastswa.data.splits import Split
 from fastswa.errors import RequestError
-from fastswa.modelfile import TrainedModel, load_model
+from fastswa.modelfile import load_model
 from fastswa.report.calibration import Reliability, reliability
 from fastswa.report.confusion import confusion_matrix
-from fastswa.report.predictions import Predictions, features, predict
+from fastswa.report.predictions import Looking, Predictions
 from fastswa.report.record import RunRecord
 from fastswa.report.suggest import SURE, suggest
 from fastswa.report.thumbnails import thumbnail
 from fastswa.training.again import images_of_run
-from fastswa.training.device import Compute, choose_compute, looking_on, settings_of
+from fastswa.training.device import choose_compute, looking_on, settings_of
 from fastswa.training.setup import split_of, unlabelled_of
 
 SHOWN = 24
@@ -100,6 +100,7 @@ def look_at(run: RunRecord, device: str, *, suggestions: int, unlabelled: int) -
     compute = choose_compute(looking_on(device, run.config.device))
     with settings_of(compute, run.config.device.threads):
         model.to(compute.device)
+        looking = Looking.at(run.config.data.source, model, compute)
         return Findings(
             network=model.facts.network,
             epoch=model.facts.epoch,
@@ -114,14 +115,14 @@ def look_at(run: RunRecord, device: str, *, suggestions: int, unlabelled: int) -
                 "test": 0 if dataset.test is None else len(dataset.test),
                 **({} if source_test is None else {"source": len(source_test)}),
             },
-            measured=_measure(model, dataset, split, compute),
-            doubts=_doubts(model, dataset, split, compute, run.config.seed, suggestions, unlabelled),
+            measured=_measure(looking, dataset, split),
+            doubts=_doubts(looking, dataset, split, run.config.seed, suggestions, unlabelled),
             leaks=_leaks(dataset, split),
             changed=images.changed,
         )
 
 
-def _measure(model: TrainedModel, dataset: Dataset, split: Split, compute: Compute) -> Measured | None:
+def _measure(looking: Looking, dataset: Dataset, split: Split) -> Measured | None:
     """On the test images or, where there are none, those held out for validation, or else the source's test images."""
     domains = dataset.domains
     if dataset.test is not None:
@@ -132,23 +133,22 @@ def _measure(model: TrainedModel, dataset: Dataset, split: Split, compute: Compu
         name, images, rows = "validation", dataset.train, split.validation
     if len(rows) == 0:
         return None
-    said, labels = predict(model, images, rows, compute), images.labels[rows]
+    said, labels = looking.predict(images, rows), images.labels[rows]
     wrong = np.flatnonzero(said.first != labels)
     worst = wrong[np.argsort(-said.confidence[wrong], kind="stable")][:SHOWN]
     return Measured(
         images=name,
         count=len(rows),
-        matrix=confusion_matrix(labels, said.first, len(model.classes)),
+        matrix=confusion_matrix(labels, said.first, len(looking.model.classes)),
         reliability=reliability(said.confidence, said.first == labels),
         mistakes=[_example(images, rows, said, position, known=True) for position in worst],
     )
 
 
 def _doubts(
-    model: TrainedModel,
+    looking: Looking,
     dataset: Dataset,
     split: Split,
-    compute: Compute,
     seed: int,
     suggestions: int,
     most: int,
@@ -159,16 +159,16 @@ def _doubts(
         return None
     if count > most:
         rows = np.sort(np.random.default_rng([seed, 1]).choice(rows, most, replace=False))
-    said = predict(model, images, rows, compute)
+    said = looking.predict(images, rows)
     least = np.argsort(said.margin, kind="stable")[:SHOWN]
     labelled = split.labelled
-    counts = np.bincount(dataset.train.labels[labelled], minlength=len(model.classes))
+    counts = np.bincount(dataset.train.labels[labelled], minlength=len(looking.model.classes))
     if len(labelled) > _LABELLED_COMPARED:
         labelled = np.sort(np.random.default_rng([seed, 2]).choice(labelled, _LABELLED_COMPARED, replace=False))
     wanted = suggest(
         said,
-        lambda positions: features(model, images, rows[positions], compute),
-        features(model, dataset.train, labelled, compute),
+        lambda positions: looking.features(images, rows[positions]),
+        looking.features(dataset.train, labelled),
         counts,
         suggestions,
     )

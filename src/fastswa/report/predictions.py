@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from fastswa.data.images import ImageSet
+from fastswa.data.shelf import PLAIN, Shelf, digests
 from fastswa.evaluate import evaluating
 from fastswa.modelfile import TrainedModel
+from fastswa.models.network import Backboned
 from fastswa.training.device import Compute
 
 
@@ -34,35 +36,57 @@ class Predictions:
         return ahead
 
 
-def predict(model: TrainedModel, images: ImageSet, rows: np.ndarray, compute: Compute) -> Predictions:
-    """What the model says of images[rows]."""
-    parts = []
-    with evaluating(model), compute.arithmetic():
-        for pixels in _blocks(model, images, rows, compute):
-            best = model(pixels).float().softmax(dim=1).topk(2, dim=1)
-            parts.append(torch.cat([best.indices.double(), best.values.double()], dim=1).cpu())
-    table = (torch.cat(parts) if parts else torch.zeros(0, 4)).numpy()
-    return Predictions(table[:, 0].astype(np.int64), table[:, 2], table[:, 1].astype(np.int64), table[:, 3])
+@dataclass(frozen=True)
+class Looking:
+    """A model that looks at images, a block at a time; what it has on a `shelf` of their features it does not make."""
 
+    model: TrainedModel
+    compute: Compute
+    shelf: Shelf | None = None
 
-def features(model: TrainedModel, images: ImageSet, rows: np.ndarray, compute: Compute) -> np.ndarray:
-    """(n, F) float32 of length 1: what the network's last layer sees of images[rows]."""
-    seen: list[Tensor] = []
-    watch = model.network.register_forward_hook(lambda _module, _inputs, output: seen.append(output.features))
-    parts = [np.zeros((0, 1), np.float32)]
-    try:
-        with evaluating(model), compute.arithmetic():
-            for pixels in _blocks(model, images, rows, compute):
-                model(pixels)
-                found = torch.nn.functional.normalize(seen.pop().float().flatten(1), dim=1)
-                parts.append(found.cpu().numpy())
-    finally:
-        watch.remove()
-    return np.concatenate(parts[1:]) if len(parts) > 1 else parts[0]
+    @classmethod
+    def at(cls, source: str, model: TrainedModel, compute: Compute) -> Looking:
+        """With the shelf of a source's images, where training may have left one."""
+        network = model.network
+        if not isinstance(network, Backboned) or compute.device.type != "cpu" or compute.deterministic:
+            return cls(model, compute)
+        shelf = Shelf(network.backbone, model.augment(compute.device), compute.precision, source)
+        return cls(model, compute, shelf if shelf.holds(PLAIN) else None)
 
+    def predict(self, images: ImageSet, rows: np.ndarray) -> Predictions:
+        """What the model says of images[rows]."""
+        parts = []
+        with evaluating(self.model), self.compute.arithmetic():
+            for logits in self._logits(images, rows):
+                best = logits.float().softmax(dim=1).topk(2, dim=1)
+                parts.append(torch.cat([best.indices.double(), best.values.double()], dim=1).cpu())
+        table = (torch.cat(parts) if parts else torch.zeros(0, 4)).numpy()
+        return Predictions(table[:, 0].astype(np.int64), table[:, 2], table[:, 1].astype(np.int64), table[:, 3])
 
-def _blocks(model: TrainedModel, images: ImageSet, rows: np.ndarray, compute: Compute) -> Iterator[Tensor]:
-    """images[rows] as (n, C, H, W) on the device; a memory map is read a block at a time."""
-    for start in range(0, len(rows), model.batch):
-        block = np.array(images.pixels[rows[start : start + model.batch]], order="C")
-        yield torch.from_numpy(block).to(compute.device)
+    def features(self, images: ImageSet, rows: np.ndarray) -> np.ndarray:
+        """(n, F) float32 of length 1: what the network's last layer sees of images[rows]."""
+        seen: list[Tensor] = []
+        watch = self.model.network.register_forward_hook(lambda _module, _inputs, output: seen.append(output.features))
+        parts = [np.zeros((0, 1), np.float32)]
+        try:
+            with evaluating(self.model), self.compute.arithmetic():
+                for _ in self._logits(images, rows):
+                    found = torch.nn.functional.normalize(seen.pop().float().flatten(1), dim=1)
+                    parts.append(found.cpu().numpy())
+        finally:
+            watch.remove()
+        return np.concatenate(parts[1:]) if len(parts) > 1 else parts[0]
+
+    def _logits(self, images: ImageSet, rows: np.ndarray) -> Iterator[Tensor]:
+        """The model's logits; a memory map is read a block at a time."""
+        for start in range(0, len(rows), self.model.batch):
+            block = np.array(images.pixels[rows[start : start + self.model.batch]], order="C")
+            pixels = torch.from_numpy(block).to(self.compute.device)
+            found = None if self.shelf is None else self._shelved(pixels.permute(0, 2, 3, 1))
+            yield self.model(pixels) if found is None else self.model.of_inputs(found)
+
+    def _shelved(self, images: Tensor) -> Tensor | None:
+        """The features of images (n, H, W, C), if all of them are on the shelf."""
+        assert self.shelf is not None
+        known, found = self.shelf.find(PLAIN, digests(images, torch.arange(len(images))))
+        return found if known.all() else None

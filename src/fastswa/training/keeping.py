@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fastswa.config import Config
 from fastswa.console import progress_bar
 from fastswa.data.kept import Bank, KeptViews
+from fastswa.data.shelf import Shelf
 from fastswa.errors import RequestError
 from fastswa.evaluate import Evaluator
 from fastswa.methods import method_class
@@ -48,7 +49,9 @@ def with_kept_views(material: Material, config: Config, compute: Compute) -> Mat
     _, height, side = material.facts.shape
     # Few enough for a processor's caches, many enough for a GPU.
     batch = max(1, min(1000, (1 << (20 if compute.device.type == "cpu" else 24)) // (height * side)))
-    bank = Bank(replace(material.augment, noise=0.0), batch, config.seed)
+    # Which images pass together may be seen in the last bit, and a GPU is done before a disk is.
+    source = None if compute.deterministic or compute.device.type != "cpu" else config.data.source
+    bank = Bank(replace(material.augment, noise=0.0), batch, config.seed, source)
     augment = KeptViews.like(material.augment)
 
     def measured(one: Evaluator) -> Evaluator:
@@ -75,14 +78,20 @@ def keep_views(
     """Have the images pass the network's held layers, where views of them are kept; the second time does nothing.
 
     `tell` hears soon how long that takes, and a bar shows how far it is; RequestError where it takes over `seconds`.
+    What they made of an image in an earlier run is taken from the disk.
     """
     bank = material.bank
     if bank is None or not bank.sources:
         return
-    began, told = time.monotonic(), False
+    began, told, wanted = time.monotonic(), False, bank.views
 
     def heard(done: int, total: int) -> None:
-        nonlocal told
+        nonlocal began, told
+        if done == 0:
+            began = time.monotonic()
+            if total < wanted and tell is not None:
+                tell(f"{wanted - total:,} of {wanted:,} views passed the held layers in an earlier run")
+            return
         progress("views through held layers", done, total)
         if told or done < _TOLD_AFTER * total:
             return
@@ -95,7 +104,15 @@ def keep_views(
             tell(what)
 
     with progress_bar(shown=tell is not None) as progress:
-        bank.fill(network, compute.arithmetic, heard)
+        bank.fill(network, compute.arithmetic, heard, shelf_of(bank, network, compute))
+
+
+def shelf_of(bank: Bank, network: nn.Module, compute: Compute) -> Shelf | None:
+    """Where features of the bank's images are kept on the disk, if they are."""
+    assert isinstance(network, Backboned)
+    if bank.source is None:
+        return None
+    return Shelf(network.backbone, bank.augment, compute.precision, bank.source)
 
 
 def refuse_other_layers(material: Material, state: State) -> None:

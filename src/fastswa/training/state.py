@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fastswa.averaging import AveragedWeights
+from fastswa.batch_norm import running_statistics
 from fastswa.config import Config
 from fastswa.methods import build as build_method
 from fastswa.methods.method import Method, Terms
@@ -27,7 +28,8 @@ class State:
     """Networks, optimiser, method's memory, averages, and the sums of loss terms since the last evaluation.
 
     `step` counts the steps done; `summed` those that `sums` (by term, in the order of `term_names`) covers.
-    `following` are the teacher's counterparts of the parameters that learn, in the optimiser's order.
+    `following` are the teacher's counterparts of the parameters that learn, in the optimiser's order; `statistics` the
+    student's running batch-norm statistics and the teacher's that follow them, if they do.
     """
 
     student: nn.Module
@@ -42,18 +44,26 @@ class State:
     summed: int = 0
     # No cached_property, whose lock torch.compile does not follow (Python 3.11).
     following: list[Tensor] = field(init=False)
+    statistics: tuple[list[Tensor], list[Tensor]] = field(init=False)
 
     def __post_init__(self) -> None:
         teacher = {} if self.teacher is None else dict(self.teacher.named_parameters())
         self.following = [teacher[name] for name in learning(self.student)] if teacher else []
+        self.statistics = ([], [])
+        if self.teacher is not None and self.method.teacher_statistics:
+            self.statistics = (running_statistics(self.student), running_statistics(self.teacher))
 
     @torch.no_grad()
     def follow(self, rate: Tensor) -> None:
         """Move the teacher's parameters towards the student's by `rate`, a 0-dim tensor."""
-        teacher = self.following
-        difference = torch._foreach_sub(self.optimiser.parameters, teacher)
-        torch._foreach_mul_(difference, rate)
-        torch._foreach_add_(teacher, difference)
+        _move(self.following, self.optimiser.parameters, rate)
+
+    @torch.no_grad()
+    def follow_statistics(self, rate: Tensor) -> None:
+        """The same of its running batch-norm statistics, where the method wants it."""
+        theirs, own = self.statistics
+        if own:
+            _move(own, theirs, rate)
 
     @torch.no_grad()
     def record(self, terms: Terms) -> None:
@@ -175,6 +185,13 @@ def build_state(
         sums=torch.zeros(8, dtype=torch.float32, device=compute.device),
         broken=torch.zeros((), dtype=torch.bool, device=compute.device),
     )
+
+
+def _move(tensors: list[Tensor], towards: list[Tensor], rate: Tensor) -> None:
+    """tensors += rate (towards - tensors)"""
+    difference = torch._foreach_sub(towards, tensors)
+    torch._foreach_mul_(difference, rate)
+    torch._foreach_add_(tensors, difference)
 
 
 def build_network(facts: ModelFacts, seed: int, purpose: str, pretrained: bool = False) -> nn.Module:

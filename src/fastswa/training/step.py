@@ -141,10 +141,11 @@ class Step:
         if state.optimiser.moves_teacher:
             teacher = None if state.teacher is None else state.following
             state.optimiser.move(gradients, learning_rate, teacher, teacher_rate)
-            return
-        state.optimiser.step(gradients, learning_rate)
-        if state.teacher is not None:
-            state.follow(teacher_rate)
+        else:
+            state.optimiser.step(gradients, learning_rate)
+            if state.teacher is not None:
+                state.follow(teacher_rate)
+        state.follow_statistics(teacher_rate)
 
     def average(self) -> None:
         """Take the student into the averages of every step; each knows on the device whether it has begun."""
