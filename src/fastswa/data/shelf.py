@@ -143,14 +143,14 @@ def _of_layers(layers: nn.Module, augment: Augment, precision: str) -> str:
     }
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=12)
     for tensor in (augment.scale, augment.shift, *layers.state_dict().values()):
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def _checksum(names: Tensor, features: Tensor) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for tensor in (names, features):
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
