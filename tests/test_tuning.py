@@ -46,7 +46,7 @@ def commands(page: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("page", "count", "recipes"),
     [
-        ("frontier.md", 4, {"cifar10-fixmatch-4k-quick", "cifar10-fixmatch-250", "cifar100-fixmatch-10k"}),
+        ("frontier.md", 5, {"cifar10-fixmatch-4k-quick", "cifar10-fixmatch-250", "cifar100-fixmatch-10k"}),
         (
             "howto-reproduce.md",
             8,

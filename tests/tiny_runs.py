@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastswa.config import Config
 from fastswa.layers import build_config, merge, recipe_layer
+from fastswa.models.efficientnet_lite import EfficientNetLite0
 from fastswa.training.device import choose_compute
 from fastswa.training.folder import RunFolder
 from fastswa.training.loop import Trainer
@@ -155,6 +157,27 @@ def assert_same_run(run: Path, reference: Path) -> None:
     last = checkpoints(reference)[-1]
     assert checkpoints(run)[-1] == last
     assert_identical(state_at(run, last), state_at(reference, last))
+
+
+def drawn_weights(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Weights drawn anew stand in for EfficientNet-Lite 0's published ones; how many images each pass took."""
+    passes: list[int] = []
+
+    def put_in(backbone: nn.Module, channels: int) -> None:
+        torch.manual_seed(5)
+        for module in backbone.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+
+    features = EfficientNetLite0.features
+
+    def counted(self: EfficientNetLite0, images: Tensor) -> Tensor:
+        passes.append(len(images))
+        return features(self, images)
+
+    monkeypatch.setattr("fastswa.models.efficientnet_lite._load_pretrained", put_in)
+    monkeypatch.setattr(EfficientNetLite0, "features", counted)
+    return passes
 
 
 def quiet(message: str) -> None:

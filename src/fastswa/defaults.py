@@ -95,7 +95,7 @@ def own_data_defaults(config: Config, dataset: Dataset, *, gpu: bool, bf16: bool
         "evaluation": filled(config.evaluation, every=every, refresh=REFRESH, batch=_evaluation_batch(side)),
         "checkpoint": filled(config.checkpoint, every=every),
         "optimiser": filled(config.optimiser, lr=_rate(config, model, holding)),
-        "device": _device(config.device, side, on_cpu=not gpu, native=bf16),
+        "device": arithmetic(config.device, side, on_cpu=not gpu, native=bf16),
     }
     return resolved(config.model_copy(update=sections))
 
@@ -243,7 +243,7 @@ def _rate(config: Config, model: ModelConfig, holding: Holding) -> float:
     return 0.4 if high else 0.1
 
 
-def _device(device: DeviceConfig, side: int, *, on_cpu: bool, native: bool) -> DeviceConfig:
+def arithmetic(device: DeviceConfig, side: int, *, on_cpu: bool, native: bool) -> DeviceConfig:
     """In 16 bits on a CPU that has instructions for them, as on GPUs: as accurate, and faster (docs/engine.md).
 
     Not for the smallest images, whose convolutions are too short to gain, nor in compiled steps, which were not tried.

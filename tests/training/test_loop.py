@@ -214,7 +214,7 @@ def test_every_method_trains_and_is_evaluated(method: str, tmp_path: Path) -> No
     run = tmp_path / "run"
     train(tiny({"method": METHODS[method], "schedule": {"epochs": 2}}), run)
     last = metrics(run)[-1]
-    teacher = ["teacher"] if "teacher" in method or method == "self-ensembling" else []
+    teacher = ["teacher"] if "teacher" in method or method in ("self-ensembling", "taught-fixmatch") else []
     assert list(last["error"]) == ["student", *teacher, "swa", "fast_swa", "ema"]
     assert all(value > 0 for name, value in last["loss"].items() if name not in ("consistency", "fairness"))
     assert ("consistency" in last["loss"]) == (method != "supervised")

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from fastswa.config import Config
 from fastswa.console import progress_bar
+from fastswa.data.augment import Augment
 from fastswa.data.kept import Bank, KeptViews
 from fastswa.data.shelf import Shelf
 from fastswa.errors import RequestError
@@ -27,6 +29,21 @@ from fastswa.training.window import shown_bytes
 # A part of the passes that tells how long all of them take.
 _TOLD_AFTER = 0.02
 _EVALUATED = 1000  # features at a time
+
+
+class Words(NamedTuple):
+    """What is said of views that are known, and of those that pass; what the bar says."""
+
+    known: str
+    passing: str
+    bar: str
+
+
+TRAINING = Words(
+    "views passed the held layers in an earlier run",
+    "views pass the held layers first (augment.kept)",
+    "views through held layers",
+)
 
 
 def with_kept_views(material: Material, config: Config, compute: Compute) -> Material:
@@ -46,12 +63,7 @@ def with_kept_views(material: Material, config: Config, compute: Compute) -> Mat
             f"augment.kept: {kept} views of each of {len(material.pixels):,} images take {shown_bytes(size)}, more "
             f"than half of what {compute.device} has free; keep fewer, or set it to 0."
         )
-    _, height, side = material.facts.shape
-    # Few enough for a processor's caches, many enough for a GPU.
-    batch = max(1, min(1000, (1 << (20 if compute.device.type == "cpu" else 24)) // (height * side)))
-    # Which images pass together may be seen in the last bit, and a GPU is done before a disk is.
-    source = None if compute.deterministic or compute.device.type != "cpu" else config.data.source
-    bank = Bank(replace(material.augment, noise=0.0), batch, config.seed, source)
+    bank = bank_of(config.data.source, replace(material.augment, noise=0.0), material.facts.shape, compute, config.seed)
     augment = KeptViews.like(material.augment)
 
     def measured(one: Evaluator) -> Evaluator:
@@ -68,6 +80,16 @@ def with_kept_views(material: Material, config: Config, compute: Compute) -> Mat
     )
 
 
+def bank_of(source: str, augment: Augment, shape: tuple[int, int, int], compute: Compute, seed: int = 0) -> Bank:
+    """A bank of views of a source's images, which have this shape."""
+    _, height, side = shape
+    # Few enough for a processor's caches, many enough for a GPU.
+    batch = max(1, min(1000, (1 << (20 if compute.device.type == "cpu" else 24)) // (height * side)))
+    # Which images pass together may be seen in the last bit, and a GPU is done before a disk is.
+    shelved = compute.device.type == "cpu" and not compute.deterministic
+    return Bank(augment, batch, seed, source if shelved else None)
+
+
 def keep_views(
     material: Material,
     network: nn.Module,
@@ -80,8 +102,20 @@ def keep_views(
     `tell` hears soon how long that takes, and a bar shows how far it is; RequestError where it takes over `seconds`.
     What they made of an image in an earlier run is taken from the disk.
     """
-    bank = material.bank
-    if bank is None or not bank.sources:
+    if material.bank is not None:
+        pass_views(material.bank, network, compute, tell, seconds)
+
+
+def pass_views(
+    bank: Bank,
+    network: nn.Module,
+    compute: Compute,
+    tell: Callable[[str], None] | None = None,
+    seconds: float = math.inf,
+    words: Words = TRAINING,
+) -> None:
+    """Fill a bank; as `keep_views`."""
+    if not bank.sources:
         return
     began, told, wanted = time.monotonic(), False, bank.views
 
@@ -90,14 +124,14 @@ def keep_views(
         if done == 0:
             began = time.monotonic()
             if total < wanted and tell is not None:
-                tell(f"{wanted - total:,} of {wanted:,} views passed the held layers in an earlier run")
+                tell(f"{wanted - total:,} of {wanted:,} {words.known}")
             return
-        progress("views through held layers", done, total)
+        progress(words.bar, done, total)
         if told or done < _TOLD_AFTER * total:
             return
         told, takes = True, (time.monotonic() - began) * total / done
         length = f"{takes:.0f} s" if takes < 90 else f"{takes / 60:.1f} min"
-        what = f"{total:,} views pass the held layers first (augment.kept), in some {length}"
+        what = f"{total:,} {words.passing}, in some {length}"
         if takes > seconds:
             raise RequestError(f"{what}: too long for --minutes; give more, or a smaller --data.size.")
         if tell is not None:

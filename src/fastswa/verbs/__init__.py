@@ -10,6 +10,7 @@ from fastswa.arguments import Verb
 _NAMES = (
     "demo",
     "check",
+    "suggest",
     "train",
     "resume",
     "evaluate",
