@@ -23,6 +23,7 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
+
 from own_images import EPOCHS, fastswa, make_files, offered, read_arrays
 
 
@@ -138,10 +139,10 @@ def main() -> None:
                         known += added
                         error, last = pile.error(known)
                         note(block, f"then {how}", len(known), error)
-    means = {
-        f"{labels} labels, {how}": round(mean(row["error"] for row in rows if (row["labels"], row["how"]) == (labels, how)), 2)
-        for labels, how in dict.fromkeys((row["labels"], row["how"]) for row in rows)
-    }  # fmt: skip
+    errors: dict[str, list[float]] = {}
+    for row in rows:
+        errors.setdefault(f"{row['labels']} labels, {row['how']}", []).append(row["error"])
+    means = {name: round(mean(found), 2) for name, found in errors.items()}
     print(json.dumps(means))
     if given.record is not None:
         from fastswa.training.folder import environment
