@@ -6,6 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+WHY = (
+    "The images fall into as many groups that look alike as you would have labels. Each of these stands in the middle "
+    "of a group that has no label yet, or few, the largest groups first."
+)
 # More groups than this say little more, and take long to find.
 MOST_GROUPS = 500
 _ROUNDS = 30

@@ -31,10 +31,6 @@ COUNT = 40
 # Images looked at, drawn from all where there are more.
 MOST = 20_000
 _LOOKING = Words("images were looked at before", "images are looked at", "looking at images")
-WHY = (
-    "The images fall into as many groups that look alike as you would have labels. Each of these stands in the middle "
-    "of a group that has no label yet, the largest groups first."
-)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from fastswa.analysis.study import Request
 from fastswa.analysis.subject import Subject
 from fastswa.analysis.surface import Surface
 from fastswa.api import load
+from fastswa.choose import choose
 from fastswa.classifier import Classifier
 from fastswa.config import Config, StartConfig
 from fastswa.data.augment import Augment
@@ -29,11 +30,14 @@ from fastswa.data.splits import split_by
 from fastswa.errors import RequestError
 from fastswa.evaluate import Evaluator
 from fastswa.layers import build_config
+from fastswa.modelfile import load_model
 from fastswa.models import build
 from fastswa.models.efficientnet_lite import EfficientNetLite0
 from fastswa.noise import Noise, step_words
 from fastswa.report.findings import look_at
+from fastswa.report.predictions import Looking
 from fastswa.report.record import read_run
+from fastswa.report.run_page import run_page
 from fastswa.training.device import Compute, choose_compute
 from fastswa.training.finished import evaluate_run
 from fastswa.training.keeping import keep_views, with_kept_views
@@ -277,7 +281,17 @@ def test_the_report_looks_at_what_training_left(
     assert found.doubts is not None
     assert alone.doubts is not None
     assert np.array_equal(found.measured.matrix, alone.measured.matrix)
-    assert [one.number for one in found.doubts.suggested] == [one.number for one in alone.doubts.suggested]
+    numbers = [one.number for one in found.doubts.suggested]
+    assert numbers == [one.number for one in alone.doubts.suggested]
+    # What to label next is chosen by what the held layers see, whatever the model says of it.
+    assert found.doubts.by_looks
+    looking = Looking(load_model(run), choose_compute(record.config.device))
+    split, digits = split_by(record.config.split, load_digits()), load_digits()
+    rows = np.concatenate([split.labelled, split.unlabelled])
+    seen = torch.from_numpy(looking.features(digits.train, rows))
+    picked, _ = choose(seen, np.arange(len(rows)) < len(split.labelled), 5)
+    assert numbers == rows[picked].tolist()
+    assert "fall into as many groups that look alike" in run_page(record, found, None, "label-next.csv")
 
 
 def test_a_fork_of_a_run_that_kept_views_keeps_them(weights: list[int], tmp_path: Path) -> None:

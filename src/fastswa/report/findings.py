@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
+import torch
 
+from fastswa.choose import MOST_GROUPS, choose
 from fastswa.data.features import FeatureSet
 from fastswa.data.images import Dataset, ImageSet
 from fastswa.data.splits import Split
@@ -58,13 +60,17 @@ class Measured:
 
 @dataclass(frozen=True)
 class Doubts:
-    """On `looked_at` of `count` unlabelled images: how many are unsure, the least certain, and what to label next."""
+    """On `looked_at` of `count` unlabelled images: how many are unsure, the least certain, and what to label next.
+
+    That was chosen by what images look like alone, if `by_looks`.
+    """
 
     count: int
     looked_at: int
     unsure: int
     uncertain: list[Example]
     suggested: list[Example]
+    by_looks: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,24 +165,26 @@ def _doubts(
         return None
     if count > most:
         rows = np.sort(np.random.default_rng([seed, 1]).choice(rows, most, replace=False))
-    said = looking.predict(images, rows)
-    least = np.argsort(said.margin, kind="stable")[:SHOWN]
     labelled = split.labelled
     counts = np.bincount(dataset.train.labels[labelled], minlength=len(looking.model.classes))
+    by_looks = looking.holds and len(labelled) + suggestions <= MOST_GROUPS
     if len(labelled) > _LABELLED_COMPARED:
         labelled = np.sort(np.random.default_rng([seed, 2]).choice(labelled, _LABELLED_COMPARED, replace=False))
-    wanted = suggest(
-        said,
-        lambda positions: looking.features(images, rows[positions]),
-        looking.features(dataset.train, labelled),
-        counts,
-        suggestions,
-    )
+    known = looking.features(dataset.train, labelled)
+    if by_looks:
+        said, seen = looking.both(images, rows)
+        everything = torch.from_numpy(np.concatenate([known, seen]))
+        wanted = choose(everything, np.arange(len(everything)) < len(known), suggestions)[0] - len(known)
+    else:
+        said = looking.predict(images, rows)
+        wanted = suggest(said, lambda chosen: looking.features(images, rows[chosen]), known, counts, suggestions)
+    least = np.argsort(said.margin, kind="stable")[:SHOWN]
     return Doubts(
         count=count,
         looked_at=len(rows),
         unsure=int((said.confidence < SURE).sum()),
         uncertain=[_example(images, rows, said, position) for position in least],
+        by_looks=by_looks,
         suggested=[
             _example(images, rows, said, position, pictured=rank < SHOWN) for rank, position in enumerate(wanted)
         ],

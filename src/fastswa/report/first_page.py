@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from fastswa.choose import WHY
 from fastswa.report import words
 from fastswa.report.page import render
 from fastswa.report.remarks import Remark
 from fastswa.report.thumbnails import thumbnail
 from fastswa.report.write import refuse_strange, write_page
-from fastswa.suggest import WHY, Suggested
+from fastswa.suggest import Suggested
 
 # As many pictures as a browser shows at once; the list names all.
 PICTURED = 300

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,29 +54,45 @@ class Looking:
         shelf = Shelf(network.backbone, model.augment(compute.device), compute.precision, source)
         return cls(model, compute, shelf if shelf.holds(PLAIN) else None)
 
+    @property
+    def holds(self) -> bool:
+        """Whether what the model sees of an image is what it began with: pretrained layers, held as they were."""
+        return isinstance(self.model.network, Backboned) and self.model.network.frozen
+
     def predict(self, images: ImageSet, rows: np.ndarray) -> Predictions:
         """What the model says of images[rows]."""
-        parts = []
-        with evaluating(self.model), self.compute.arithmetic():
+        best: list[Tensor] = []
+        with self._watched() as seen:
             for logits in self._logits(images, rows):
-                best = logits.float().softmax(dim=1).topk(2, dim=1)
-                parts.append(torch.cat([best.indices.double(), best.values.double()], dim=1).cpu())
-        table = (torch.cat(parts) if parts else torch.zeros(0, 4)).numpy()
-        return Predictions(table[:, 0].astype(np.int64), table[:, 2], table[:, 1].astype(np.int64), table[:, 3])
+                seen.clear()
+                best.append(_best(logits))
+        return _predictions(best)
 
     def features(self, images: ImageSet, rows: np.ndarray) -> np.ndarray:
         """(n, F) float32 of length 1: what the network's last layer sees of images[rows]."""
+        return self.both(images, rows)[1]
+
+    def both(self, images: ImageSet, rows: np.ndarray) -> tuple[Predictions, np.ndarray]:
+        """What `predict` and `features` give, by one look at each image."""
+        best: list[Tensor] = []
+        parts: list[np.ndarray] = []
+        with self._watched() as seen:
+            for logits in self._logits(images, rows):
+                best.append(_best(logits))
+                found = torch.nn.functional.normalize(seen.pop().float().flatten(1), dim=1)
+                parts.append(found.cpu().numpy())
+        return _predictions(best), np.concatenate(parts) if parts else np.zeros((0, 1), np.float32)
+
+    @contextmanager
+    def _watched(self) -> Iterator[list[Tensor]]:
+        """The model evaluating; the features of each pass are put into the list."""
         seen: list[Tensor] = []
         watch = self.model.network.register_forward_hook(lambda _module, _inputs, output: seen.append(output.features))
-        parts = [np.zeros((0, 1), np.float32)]
         try:
             with evaluating(self.model), self.compute.arithmetic():
-                for _ in self._logits(images, rows):
-                    found = torch.nn.functional.normalize(seen.pop().float().flatten(1), dim=1)
-                    parts.append(found.cpu().numpy())
+                yield seen
         finally:
             watch.remove()
-        return np.concatenate(parts[1:]) if len(parts) > 1 else parts[0]
 
     def _logits(self, images: ImageSet, rows: np.ndarray) -> Iterator[Tensor]:
         """The model's logits; a memory map is read a block at a time."""
@@ -90,3 +107,14 @@ class Looking:
         assert self.shelf is not None
         known, found = self.shelf.find(PLAIN, digests(images, torch.arange(len(images))))
         return found if known.all() else None
+
+
+def _best(logits: Tensor) -> Tensor:
+    """The two best classes of each row and their probabilities, (n, 4) in 64 bits."""
+    best = logits.float().softmax(dim=1).topk(2, dim=1)
+    return torch.cat([best.indices.double(), best.values.double()], dim=1).cpu()
+
+
+def _predictions(best: list[Tensor]) -> Predictions:
+    table = (torch.cat(best) if best else torch.zeros(0, 4)).numpy()
+    return Predictions(table[:, 0].astype(np.int64), table[:, 2], table[:, 1].astype(np.int64), table[:, 3])

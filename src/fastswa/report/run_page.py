@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from fastswa import choose
 from fastswa.config import to_dict
 from fastswa.console import shown
 from fastswa.report import words
@@ -48,7 +49,7 @@ def run_page(run: RunRecord, found: Findings | None, missing: str | None, sugges
         uncertain=None if doubts is None else [doubt(example) for example in doubts.uncertain],
         suggested=None if doubts is None else suggestions_part(doubts),
         unsure=None if doubts is None else unsure_sentence(doubts),
-        why=WHY,
+        why=choose.WHY if doubts is not None and doubts.by_looks else WHY,
         suggestions_file=suggestions_file,
         facts_of_run=settings_facts(run, found),
         costs=cost_facts(run),
