@@ -133,7 +133,7 @@ def test_a_pile_of_images_without_a_label(weights: list[int], pile: Path, tmp_pa
     page = tmp_path / "out" / "first.html"
     answer = command("suggest", pile, "--count", 3, "--size", 32, "--out", page)
     assert answer.code == 0, answer.err
-    assert answer.out == f"{page}: the 3 images to label first; as a list in {page.with_suffix('.csv')}.\n"
+    assert answer.out == f"{page}: 3 images to label first; as a list in {page.with_suffix('.csv')}.\n"
     with page.with_suffix(".csv").open(newline="", encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     assert [row["path"][0] for row in rows] == ["r", "g", "b"]
@@ -184,6 +184,7 @@ def test_a_manifest_and_an_npz_file(weights: list[int], pile: Path, tmp_path: Pa
         (["{empty}"], "holds no image outside of test/."),
         (["{pile}", "--count", "0"], "--count"),
         (["{pile}", "--size", "8"], "efficientnet-lite0 takes images of at least 32x32, not 8x8."),
+        (["{pile}", "--out", "list.csv"], "--out: list.csv does not end in .html."),
         (["{pile}", "--channels", "blue"], "--channels: 'blue' is not auto, grey or rgb."),
         ([], "name a folder, manifest or .npz file"),
     ],
@@ -193,7 +194,8 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     (tmp_path / "empty").mkdir()
     filled = [word.format(pile=pile, empty=tmp_path / "empty") for word in words]
-    answer = command("suggest", *filled, "--out", tmp_path / "f.html")
+    out = [] if "--out" in filled else ["--out", tmp_path / "f.html"]
+    answer = command("suggest", *filled, *out)
     assert (answer.code, answer.out) == (2, "")
     assert sentence in answer.err
     assert answer.err.count("\n") == 1
@@ -207,6 +209,15 @@ def test_a_page_of_somebody_elses_is_not_written_over(
     answer = command("suggest", pile, "--count", 2, "--size", 32, "--out", tmp_path / "f.html")
     assert answer.code == 2
     assert (tmp_path / "f.html").read_text() == "mine"
+    (tmp_path / "g.csv").write_text("path,label\na.png,1\n")
+    answer = command("suggest", pile, "--count", 2, "--size", 32, "--out", tmp_path / "g.html")
+    assert answer.err == (
+        f"fastswa: {tmp_path / 'g.csv'} is there already and is no list of suggestions; choose another --out.\n"
+    )
+    assert not (tmp_path / "g.html").exists()
+    assert not weights  # refused before anything is looked at
+    assert command("suggest", pile, "--count", 2, "--size", 32, "--out", tmp_path / "h.html").code == 0
+    assert command("suggest", pile, "--count", 3, "--size", 32, "--out", tmp_path / "h.html").code == 0
 
 
 def test_where_all_are_labelled_there_is_nothing_to_suggest(

@@ -28,9 +28,10 @@ from fastswa.training.keeping import Words, bank_of, pass_views
 from fastswa.training.window import on_device
 
 COUNT = 40
+COLUMNS = ("rank", "image", "path", "alike")
 # Images looked at, drawn from all where there are more.
 MOST = 20_000
-_LOOKING = Words("images were looked at before", "images are looked at", "looking at images")
+_LOOKING = Words("images were looked at before", "images to look at", "looking at images")
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Suggested:
         """One row an image, the most wanted first; a name's bytes are those of the file's."""
         stream = io.StringIO()
         writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(["rank", "image", "path", "alike"])
+        writer.writerow(COLUMNS)
         for rank, (row, alike) in enumerate(zip(self.rows.tolist(), self.alike.tolist(), strict=True), 1):
             writer.writerow([rank, row, self.path(row) or "", alike])
         return stream.getvalue().encode("utf-8", "surrogateescape")

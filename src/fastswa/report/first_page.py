@@ -8,21 +8,39 @@ from typing import Any
 import numpy as np
 
 from fastswa.choose import WHY
+from fastswa.errors import RequestError
 from fastswa.report import words
 from fastswa.report.page import render
 from fastswa.report.remarks import Remark
 from fastswa.report.thumbnails import thumbnail
 from fastswa.report.write import refuse_strange, write_page
-from fastswa.suggest import Suggested
+from fastswa.suggest import COLUMNS, Suggested
 
 # As many pictures as a browser shows at once; the list names all.
 PICTURED = 300
+HEAD = ",".join(COLUMNS).encode() + b"\n"
+
+
+def list_beside(page: Path) -> Path:
+    """Where the list goes; RequestError where the page or the list would be written over what is something else."""
+    if page.suffix.lower() not in (".html", ".htm"):
+        raise RequestError(f"--out: {page} does not end in .html.")
+    refuse_strange(page)
+    listed = page.with_suffix(".csv")
+    try:
+        known = listed.read_bytes()[: len(HEAD)] == HEAD
+    except FileNotFoundError:
+        return listed
+    except OSError as error:
+        raise RequestError(f"cannot write {listed}: {error.strerror}.") from error
+    if not known:
+        raise RequestError(f"{listed} is there already and is no list of suggestions; choose another --out.")
+    return listed
 
 
 def write_first(found: Suggested, source: str, page: Path) -> Path:
-    """The page, written over nothing but an older one, and the list beside it, whose path this gives."""
-    refuse_strange(page)
-    listed = page.with_suffix(".csv")
+    """The page, and the list beside it, whose path this gives; each is written over nothing but an older one."""
+    listed = list_beside(page)
     write_page(page, first_page(found, source, listed.name).encode("utf-8"))
     write_page(listed, found.csv())
     return listed

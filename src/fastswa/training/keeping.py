@@ -131,7 +131,7 @@ def pass_views(
             return
         told, takes = True, (time.monotonic() - began) * total / done
         length = f"{takes:.0f} s" if takes < 90 else f"{takes / 60:.1f} min"
-        what = f"{total:,} {words.passing}, in some {length}"
+        what = f"{total:,} {words.passing}, in {f'some {length}' if takes >= 1 else 'less than a second'}"
         if takes > seconds:
             raise RequestError(f"{what}: too long for --minutes; give more, or a smaller --data.size.")
         if tell is not None:

@@ -16,7 +16,8 @@ _SETTINGS = {"--data.root": "--root", "--data.size": "--size", "--data.channels"
 def run(arguments: Arguments) -> int:
     from fastswa.console import progress_bar, say
     from fastswa.data.plan import CHANNELS, Options
-    from fastswa.report.first_page import write_first
+    from fastswa.report.first_page import list_beside, write_first
+    from fastswa.report.words import plural
     from fastswa.shorthands import KNOWING_SIZE
     from fastswa.suggest import COUNT, suggest
 
@@ -29,6 +30,7 @@ def run(arguments: Arguments) -> int:
     side = arguments.whole("--size", KNOWING_SIZE)
     count = arguments.whole("--count", COUNT)
     page = Path(given.get("--out", PAGE))
+    list_beside(page)
     with progress_bar() as progress:
         options = Options(
             size=(side, side),
@@ -48,7 +50,7 @@ def run(arguments: Arguments) -> int:
         paths = [found.path(int(row)) for row in found.rows]
         print(json.dumps({**facts, "images": found.rows.tolist(), "paths": paths}))
     else:
-        print(f"{page}: the {len(found.rows)} images to label first; as a list in {listed}.")
+        print(f"{page}: {plural(len(found.rows), 'image')} to label first; as a list in {listed}.")
     return 0
 
 
