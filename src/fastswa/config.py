@@ -214,9 +214,9 @@ class ModelConfig(Section):
 # What methods that were published with settings of their own start from. A ramp of one epoch is ours: thresholds that
 # begin low let guesses pass while they are still wrong, as statistics follow the first steps late (docs/frontier.md).
 PUBLISHED_SETTINGS: dict[str, dict[str, float]] = {
-    "fixmatch": {"weight": 1.0, "ramp": 0.0, "teacher_decay": 0.999},
-    "flexmatch": {"weight": 1.0, "ramp": 1.0, "teacher_decay": 0.999},
-    "freematch": {"weight": 1.0, "ramp": 1.0, "teacher_decay": 0.999},
+    "fixmatch": {"weight": 1.0, "ramp": 0.0},
+    "flexmatch": {"weight": 1.0, "ramp": 1.0},
+    "freematch": {"weight": 1.0, "ramp": 1.0},
     "self-ensembling": {"weight": 3.0, "ramp": 0.0, "threshold": 0.968, "teacher_decay": 0.99},
 }
 
@@ -266,7 +266,11 @@ class MethodConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _of_its_own(cls, values: Any) -> Any:
-        return {**PUBLISHED_SETTINGS.get(str(values.get("name")), {}), **values} if isinstance(values, dict) else values
+        if not isinstance(values, dict):
+            return values
+        # A teacher that guesses is the EMA that the papers evaluate.
+        slow = {"teacher_decay": 0.999} if values.get("guesser") == "teacher" else {}
+        return {**PUBLISHED_SETTINGS.get(str(values.get("name")), {}), **slow, **values}
 
     @model_validator(mode="after")
     def _threshold(self) -> MethodConfig:

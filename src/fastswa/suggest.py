@@ -21,6 +21,7 @@ from fastswa.data.plan import Options
 from fastswa.data.sources import MANIFESTS, SOURCES, place, refuse_other_file
 from fastswa.defaults import arithmetic
 from fastswa.errors import RequestError
+from fastswa.modelfile import ModelFacts
 from fastswa.models.network import Backboned
 from fastswa.shorthands import KNOWING, KNOWING_SIZE
 from fastswa.training.device import choose_compute, native_bf16, settings_of
@@ -100,7 +101,8 @@ def suggest(
     mean, std = ((figure,) * images.shape[0] for figure in known)
     with settings_of(compute, config.threads):
         network.to(compute.device)
-        bank = bank_of(source, Augment.normalising(mean, std, compute.device), images.shape, compute)
+        facts = ModelFacts(architecture=name, classes=("", " "), shape=images.shape, mean=mean, std=std)
+        bank = bank_of(source, Augment.normalising(mean, std, compute.device), facts, compute)
         features = bank.room(
             on_device(images.pixels, compute.device), 1, network.heads.first.in_features, compute.dtype,
             torch.from_numpy(rows),

@@ -21,8 +21,15 @@ def layers(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
 
 
-def shelf(seed: int = 0, mean: float = 0.3, precision: str = "fp32", source: str = "images", **augment: bool) -> Shelf:
-    return Shelf(layers(seed), Augment.normalising((mean,), (0.5,), CPU, **augment), precision, source)
+def shelf(
+    seed: int = 0,
+    mean: float = 0.3,
+    precision: str = "fp32",
+    source: str = "images",
+    network: str = "some",
+    **augment: bool,
+) -> Shelf:
+    return Shelf(layers(seed), Augment.normalising((mean,), (0.5,), CPU, **augment), precision, source, network)
 
 
 def names(*texts: str) -> list[bytes]:
@@ -74,6 +81,7 @@ def test_more_is_added_to_what_is_there(written: Path) -> None:
         {"mean": 0.31},
         {"precision": "bf16"},
         {"source": "others"},
+        {"network": "another"},
         {"standardise": True},
     ],
 )
@@ -86,7 +94,7 @@ def test_another_network_normalisation_arithmetic_or_source_finds_nothing(
 def test_a_running_statistic_is_a_part_of_the_layers(written: Path) -> None:
     changed = layers()
     changed[1].running_mean += 1e-3  # type: ignore[index, operator, union-attr]
-    assert not Shelf(changed, Augment.normalising((0.3,), (0.5,), CPU), "fp32", "images").holds(PLAIN)
+    assert not Shelf(changed, Augment.normalising((0.3,), (0.5,), CPU), "fp32", "images", "some").holds(PLAIN)
 
 
 def test_a_damaged_file_is_as_good_as_none_and_is_written_anew(written: Path) -> None:

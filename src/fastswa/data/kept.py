@@ -81,6 +81,7 @@ class Bank:
     batch: int
     seed: int
     source: str | None = None
+    network: str = ""
     sources: list[_Source] = field(default_factory=list)
     # Seconds that an image takes to be looked at once more.
     each: float = 0.0
@@ -121,8 +122,10 @@ class Bank:
                     (pixels, wanted, features), view = one.source, one.view
                     for positions in one.positions.split(self.batch):
                         rows = wanted[positions]
+                        # Never alone: an image's last bits would be others than beside any other image.
+                        passing = rows if len(rows) > 1 else rows.repeat(2)
                         with arithmetic():
-                            passed = network.features(self._view(pixels[rows], view, int(positions[0])))
+                            passed = network.features(self._view(pixels[passing], view, int(positions[0])))[: len(rows)]
                         features[rows, view] = passed = passed.to(features.dtype)
                         if shelf is not None and one.names:
                             shelf.add(_SHELVED[view], [one.names[k] for k in positions.tolist()], passed)
@@ -132,9 +135,19 @@ class Bank:
                         torch.cuda.synchronize(features.device)
         finally:
             shelved = shelf is not None and shelf.write()
-        if images:
-            self.each = found / images if shelved else (time.monotonic() - began) / max(done, 1)
+        if shelved and images and all(len(source.rows) == len(source.images) for source in self.sources):
+            self.each = found / images
+        elif images:
+            self.each = self._seconds(network, arithmetic) if done == 0 else (time.monotonic() - began) / done
         self.sources = []
+
+    def _seconds(self, network: Backboned, arithmetic: Callable[[], AbstractContextManager[object]]) -> float:
+        """Seconds that one more image takes, measured on some."""
+        images = next(source.images for source in self.sources if len(source.images))[: self.batch]
+        began = time.monotonic()
+        with evaluating(network), arithmetic():
+            network.features(self.augment.plain(images))
+        return (time.monotonic() - began) / len(images)
 
     def _passes(self, source: _Source, shelf: Shelf | None) -> list[_Pass]:
         """What is to pass of a source, by view, after what the shelf holds has been taken over."""

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fastswa import __version__
 from fastswa.data.augment import Augment
 from fastswa.whole import replacing
 
@@ -38,15 +40,17 @@ def digests(images: Tensor, rows: Tensor) -> list[bytes]:
     found = []
     for block in rows.split(_ROWS):
         contents = images[block].permute(0, 3, 1, 2).contiguous().numpy()
-        found += [hashlib.blake2b(content, digest_size=_DIGEST).digest() for content in contents]
+        shape = repr(contents.shape[1:]).encode()
+        found += [hashlib.blake2b(content, digest_size=_DIGEST, key=shape).digest() for content in contents]
     return found
 
 
 class Shelf:
     """Features of images by view: `find` and `add` as often as wanted; `write` brings what was added to the disk."""
 
-    def __init__(self, layers: nn.Module, augment: Augment, precision: str, source: str) -> None:
-        self._stem = f"{_of_layers(layers, augment, precision)}-{_short(os.path.realpath(source).encode())}"
+    def __init__(self, layers: nn.Module, augment: Augment, precision: str, source: str, network: str) -> None:
+        facts = f"{network} {precision}"
+        self._stem = f"{_of_layers(layers, augment, facts)}-{_short(os.path.realpath(source).encode())}"
         self._views: dict[str, _View] = {}
 
     def find(self, view: str, wanted: list[bytes]) -> tuple[np.ndarray, Tensor | None]:
@@ -62,8 +66,8 @@ class Shelf:
         return self._view(view).features is not None
 
     def add(self, view: str, names: list[bytes], features: Tensor) -> None:
-        """Features (N, F) of images that were not found."""
-        self._view(view).added.append((names, features.detach().clone()))
+        """Features (N, F) of images that were not found; they are read when they are written."""
+        self._view(view).added.append((names, features.detach()))
 
     def write(self) -> bool:
         """Whether all that was added is on the disk now, with what was there, as far as there is room."""
@@ -73,7 +77,7 @@ class Shelf:
                 with suppress(OSError, SafetensorError):
                     view.write(self._file(name))
                 written &= not view.added
-        if self._views:
+        with suppress(OSError):
             _prune(_folder())
         return written
 
@@ -100,12 +104,13 @@ class _View:
         """Take over a file that is what was written."""
         with safe_open(path, framework="pt") as file:
             names, features = file.get_tensor("names"), file.get_tensor("features")
-            checksum = file.metadata()["checksum"]
+            checksum = (file.metadata() or {})["checksum"]
         if checksum != _checksum(names, features) or len(names) != len(features):
             raise ValueError(f"{path} is damaged")
-        os.utime(path)
         self.rows = {name.tobytes(): row for row, name in enumerate(names.numpy())}
         self.features = features
+        with suppress(OSError):  # of somebody else's, which may be read
+            os.utime(path)
 
     def write(self, path: Path) -> None:
         """The file anew, with what was added; where that is too much, without what it held before."""
@@ -130,14 +135,17 @@ class _View:
         self.features, self.added = features, []
 
 
-def _of_layers(layers: nn.Module, augment: Augment, precision: str) -> str:
-    """A name for all that features depend on but the image."""
+def _of_layers(layers: nn.Module, augment: Augment, said: str) -> str:
+    """A name for all that features depend on but the image; `said` are what the network is called and its precision."""
+    timm = sys.modules.get("timm")
     facts = {
         "format": FORMAT,
+        "fastswa": __version__,
+        "timm": None if timm is None else timm.__version__,
         "layers": type(layers).__qualname__,
         "tensors": {name: list(tensor.shape) for name, tensor in layers.state_dict().items()},
         "standardise": augment.standardise,
-        "precision": precision,
+        "said": said,
         "torch": torch.__version__,
         "processor": torch.backends.cpu.get_cpu_capability(),
     }
@@ -160,6 +168,8 @@ def _short(content: bytes) -> str:
 
 def _folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    if home.startswith("~"):
+        raise OSError("nobody knows where home is")
     return Path(home) / "fastswa" / "features"
 
 

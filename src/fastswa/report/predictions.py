@@ -49,9 +49,11 @@ class Looking:
     def at(cls, source: str, model: TrainedModel, compute: Compute) -> Looking:
         """With the shelf of a source's images, where training may have left one."""
         network = model.network
-        if not isinstance(network, Backboned) or compute.device.type != "cpu" or compute.deterministic:
+        if not isinstance(network, Backboned) or compute.device.type != "cpu":
             return cls(model, compute)
-        shelf = Shelf(network.backbone, model.augment(compute.device), compute.precision, source)
+        shelf = Shelf(
+            network.backbone, model.augment(compute.device), compute.precision, source, model.facts.architecture
+        )
         return cls(model, compute, shelf if shelf.holds(PLAIN) else None)
 
     @property

@@ -20,6 +20,7 @@ from fastswa.data.shelf import Shelf
 from fastswa.errors import RequestError
 from fastswa.evaluate import Evaluator
 from fastswa.methods import method_class
+from fastswa.modelfile import ModelFacts
 from fastswa.models.network import Backboned
 from fastswa.training.device import Compute, free_memory
 from fastswa.training.setup import Material
@@ -29,6 +30,8 @@ from fastswa.training.window import shown_bytes
 # A part of the passes that tells how long all of them take.
 _TOLD_AFTER = 0.02
 _EVALUATED = 1000  # features at a time
+# Features that take more bytes are not put on the disk, which would take several times the memory meanwhile.
+_SHELVED = 1 << 30
 
 
 class Words(NamedTuple):
@@ -63,7 +66,9 @@ def with_kept_views(material: Material, config: Config, compute: Compute) -> Mat
             f"augment.kept: {kept} views of each of {len(material.pixels):,} images take {shown_bytes(size)}, more "
             f"than half of what {compute.device} has free; keep fewer, or set it to 0."
         )
-    bank = bank_of(config.data.source, replace(material.augment, noise=0.0), material.facts.shape, compute, config.seed)
+    bank = bank_of(config.data.source, replace(material.augment, noise=0.0), material.facts, compute, config.seed)
+    if size > _SHELVED:
+        bank.source = None
     augment = KeptViews.like(material.augment)
 
     def measured(one: Evaluator) -> Evaluator:
@@ -80,14 +85,14 @@ def with_kept_views(material: Material, config: Config, compute: Compute) -> Mat
     )
 
 
-def bank_of(source: str, augment: Augment, shape: tuple[int, int, int], compute: Compute, seed: int = 0) -> Bank:
-    """A bank of views of a source's images, which have this shape."""
-    _, height, side = shape
+def bank_of(source: str, augment: Augment, facts: ModelFacts, compute: Compute, seed: int = 0) -> Bank:
+    """A bank of views of a source's images for a network."""
+    _, height, side = facts.shape
     # Few enough for a processor's caches, many enough for a GPU.
     batch = max(1, min(1000, (1 << (20 if compute.device.type == "cpu" else 24)) // (height * side)))
     # Which images pass together may be seen in the last bit, and a GPU is done before a disk is.
     shelved = compute.device.type == "cpu" and not compute.deterministic
-    return Bank(augment, batch, seed, source if shelved else None)
+    return Bank(augment, batch, seed, source if shelved else None, facts.architecture)
 
 
 def keep_views(
@@ -146,7 +151,7 @@ def shelf_of(bank: Bank, network: nn.Module, compute: Compute) -> Shelf | None:
     assert isinstance(network, Backboned)
     if bank.source is None:
         return None
-    return Shelf(network.backbone, bank.augment, compute.precision, bank.source)
+    return Shelf(network.backbone, bank.augment, compute.precision, bank.source, bank.network)
 
 
 def refuse_other_layers(material: Material, state: State) -> None:

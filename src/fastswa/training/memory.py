@@ -68,6 +68,8 @@ def train_in_memory(
     memory = _Memory()
     with settings_of(compute, config.device.threads):
         material = with_kept_views(prepare(config, dataset, compute), config, compute)
+        if material.bank is not None:
+            material.bank.source = None  # nothing is written to the disk
         trainer = _trainer(config, material, compute, memory)
         keep_views(material, trainer.state.student, compute)
         if budget is not None:
