@@ -74,7 +74,7 @@ class Bank:
 
     Of each image the plain view is kept first, then, where images are flipped, its mirror image, then random weak
     views, up to as many as its tensor (N, views, F) has room for. `batch` images pass at a time; random views depend
-    on it.
+    on it. A shelf's name holds the `source` of the images (None: there is to be no shelf) and what `network` they pass.
     """
 
     augment: Augment
