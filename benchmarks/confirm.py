@@ -8,10 +8,11 @@ where the minutes ended; a part that would take longer than what is left of them
     engine   2 min.   benchmarks/engine.py: what lies beside the steps
     starts   1.5 min. from a process's birth to the first step: three times with everything kept, once with new kernels
     seeds    1.5 min. three seeds of the Mean Teacher side by side, 12 epochs; needs CIFAR-10
+    rays     0.7 min. benchmarks/rays.py: a study along rays, beside the forward pass alone and plain loops
     tests    6.5 min. `pytest -m gpu`, by 15 workers where pytest-xdist is there; stopped by the clock, it goes on
              with the tests that are left
 
-`python benchmarks/write_engine.py` then brings the README's table up to date.
+`python benchmarks/write_engine.py` then brings the pages up to date that tell of them.
 """
 
 from __future__ import annotations

@@ -176,6 +176,10 @@ def seeds_ms(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> tuple[float, 
     return 1e3 * seconds / steps, 1e3 * (seconds - edges) / steps
 
 
+def measure_rays(session: Session, before: Any) -> Any:
+    return session.told([PYTHON, "benchmarks/rays.py", "--device", "cuda", "--json"])
+
+
 def modules_for_gpu(root: Path = HOME) -> list[str]:
     """The test modules that ask for a GPU; others may need packages that its machine has not."""
     found = (root / "tests").rglob("test_*.py")
@@ -247,5 +251,6 @@ PARTS = {
         "--checkpoint.every 3 --no-report", 90, images=True,
         note="side by side in one process, so that `seconds` is the time of all three",
     ),
+    "rays": Part("rays", measure_rays, "python benchmarks/rays.py --device cuda --json", 40),
     "tests": Part("tests", measure_tests, "pytest -m gpu tests", 400, least=60),
 }  # fmt: skip

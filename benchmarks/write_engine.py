@@ -1,4 +1,4 @@
-"""python benchmarks/write_engine.py: bring docs/engine.md, and what README.md tells of it, up to date with results/.
+"""python benchmarks/write_engine.py: bring docs/engine.md, and what other pages tell of it, up to date with results/.
 
 What stands between `<!-- begin NAME -->` and `<!-- end NAME -->` is written here; the rest of a page is not touched.
 Figures are those of results/engine-h200.json, which confirm.py measures, and of records of whole runs.
@@ -21,10 +21,14 @@ from write_reproduction import filled
 HOME = Path(__file__).resolve().parents[1]
 RESULTS = HOME / "results"
 # Which parts stand on which page.
-PAGES = {HOME / "docs" / "engine.md": ("engine", "gpu-tests"), HOME / "README.md": ("engine-short",)}
+PAGES = {
+    HOME / "docs" / "engine.md": ("engine", "gpu-tests"),
+    HOME / "docs" / "analysis.md": ("study-time",),
+    HOME / "README.md": ("engine-short",),
+}
 # Runs that had the GPU to themselves, evaluated and saved every 3 epochs.
 RUNS = {
-    "whole run": "cifar10-cnn-mean-teacher-4k-seed-11-2.json",
+    "whole run": "cifar10-cnn-mean-teacher-4k-seed-13.json",
     "run of Pi": "cifar10-cnn-pi-1k-seed-10.json",
 }
 NOT_YET = "not measured"
@@ -243,7 +247,12 @@ def found_in(folder: Path) -> Found:
 def sections(folder: Path) -> dict[str, str]:
     """Every generated part of the pages by its name."""
     found = found_in(folder)
-    return {"engine": table(found), "engine-short": short_table(found), "gpu-tests": tests_part(found)}
+    return {
+        "engine": table(found),
+        "engine-short": short_table(found),
+        "gpu-tests": tests_part(found),
+        "study-time": study_time(found),
+    }
 
 
 def table(found: Found) -> str:
@@ -279,6 +288,22 @@ def tests_part(found: Found) -> str:
     told = outcome(found, "tests")
     clean = not found["tests"]["failures"] and not found["tests"]["left"]
     return told if clean or "tests before" not in found.parts else f"{told}\n{outcome(found, 'tests before')}"
+
+
+def study_time(found: Found) -> str:
+    """What a study along rays took, beside the forward pass alone and plain loops."""
+    if "rays" not in found.parts:
+        return "Not measured yet."
+    forward, study, *plain = found["rays"]
+    facts = found.facts["rays"]
+    loops = " and ".join(f"{rounded(row['times_slower'], 1)} ({row['what'].rpartition(', ')[2]})" for row in plain)
+    return (
+        f"A study of {study['what'].removeprefix('study: ')} through the 13-layer CNN's weights, with "
+        f"{study['images']:,} images a point, takes {rounded(study['seconds'], 1)} s: {rounded(study['tflops'], 0)} "
+        f"TFLOP/s. The forward pass alone, in batches of {forward['images']:,}, has {rounded(forward['tflops'], 0)}. "
+        f"Plain eager loops take {loops} times as long. Measured on one {facts['device']} at revision "
+        f"{facts['revision']}."
+    )
 
 
 def outcome(found: Found, part: str) -> str:

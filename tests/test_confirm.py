@@ -16,10 +16,10 @@ import pytest
 
 HOME = Path(__file__).parents[1]
 FIRST, SECOND = "a" * 40, "b" * 40
-ALL = ("steps", "engine", "starts", "seeds", "tests")
+ALL = ("steps", "engine", "starts", "seeds", "rays", "tests")
 TESTS = ("tests/a.py::test_one", "tests/a.py::test_two[a b]", "tests/b.py::test_three")
 # Seconds that each command takes, were it as expected.
-TAKES = {"place": 4.0, "steps": 150.0, "engine": 80.0, "start": 10.0, "seeds": 70.0, "list": 15.0, "tests": 100.0}
+TAKES = {"place": 4.0, "steps": 150.0, "engine": 80.0, "start": 10.0, "seeds": 70.0, "rays": 20.0, "list": 15.0, "tests": 100.0}
 
 
 def module(name: str) -> ModuleType:
@@ -75,7 +75,13 @@ class Machine:
             return "list" if "--collect-only" in words else "tests"
         if "--start" in words:
             return "start"
-        kinds = {"-c": "place", "bench": "steps", "benchmarks/engine.py": "engine", "train": "seeds"}
+        kinds = {
+            "-c": "place",
+            "bench": "steps",
+            "benchmarks/engine.py": "engine",
+            "train": "seeds",
+            "benchmarks/rays.py": "rays",
+        }
         return next(kind for word, kind in kinds.items() if word in words)
 
     def answer(self, name: str, words: Sequence[str]) -> str:
@@ -135,7 +141,7 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_every_part_is_measured_and_says_with_what(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     assert machine.measure() == 0
-    assert machine.asked == ["place", "steps", "engine", *["start"] * 5, "seeds", "list", "tests"]
+    assert machine.asked == ["place", "steps", "engine", *["start"] * 5, "seeds", "rays", "list", "tests"]
     found = machine.found
     assert found["steps"]["figure of"] == "steps"
     assert found["engine"]["figure of"] == "engine"

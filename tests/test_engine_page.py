@@ -68,6 +68,7 @@ def test_nothing_is_claimed_without_results(writer: ModuleType, tmp_path: Path) 
     assert all((measured, revision) == ("not measured", "") for measured, _, revision in found.values())
     assert parts["engine"].endswith("Not measured yet.")
     assert parts["gpu-tests"] == "Not run yet."
+    assert parts["study-time"] == "Not measured yet."
 
 
 @pytest.mark.parametrize("part", ["steps", "engine", "starts", "three seeds"])
@@ -116,6 +117,24 @@ def test_starts_are_counted_from_birth(writer: ModuleType, folder: Path) -> None
     assert found["the same with kernels to compile; on a machine just started"][0] == "12.3 s; 25.4 s"
 
 
+def test_a_study_is_told_beside_the_forward_pass_and_plain_loops(writer: ModuleType, folder: Path) -> None:
+    def row(what: str, images: int, tflops: float, slower: float | None = None) -> dict[str, Any]:
+        return {"what": what, "images": images, "seconds": 12.34, "tflops": tflops, "times_slower": slower}
+
+    found = [
+        row("forward pass, large batch", 1000, 500.4),
+        row("study: 3 rays of 41 points", 24000, 250.6),
+        row("plain eager loop, fp32", 24000, 20.0, 12.52),
+        row("plain eager loop, bf16", 24000, 60.0, 4.18),
+    ]
+    change(writer, folder, "rays", found, revision="abcdef0", device="a GPU")
+    assert writer.sections(folder)["study-time"] == (
+        "A study of 3 rays of 41 points through the 13-layer CNN's weights, with 24,000 images a point, takes 12.3 s: "
+        "251 TFLOP/s. The forward pass alone, in batches of 1,000, has 500. Plain eager loops take 12.5 (fp32) and 4.2 "
+        "(bf16) times as long. Measured on one a GPU at revision abcdef0."
+    )
+
+
 def test_seeds_take_the_time_of_the_first_to_be_evaluated(writer: ModuleType, folder: Path) -> None:
     def lines(end: float) -> list[dict[str, float]]:
         return [
@@ -161,8 +180,9 @@ def test_every_device_and_torch_is_named(writer: ModuleType, folder: Path) -> No
 def test_tests_are_told_with_those_before_where_not_all_passed(
     writer: ModuleType, folder: Path, counts: dict[str, Any], said: str
 ) -> None:
-    whole = {"passed": 0, "failed": 0, "skipped": 0, "failures": [], "left": [], **counts}
-    change(writer, folder, "tests", whole, revision="abcdef0")
+    nothing = {"passed": 0, "failed": 0, "skipped": 0, "failures": [], "left": []}
+    change(writer, folder, "tests", {**nothing, **counts}, revision="abcdef0")
+    change(writer, folder, "tests before", {**nothing, "passed": 233}, revision="12e9d6d")
     assert writer.sections(folder)["gpu-tests"] == said
 
 
