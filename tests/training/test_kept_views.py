@@ -6,6 +6,7 @@ import json
 import os
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from fastswa.data.splits import split_by
 from fastswa.errors import RequestError
 from fastswa.evaluate import Evaluator
 from fastswa.layers import build_config
-from fastswa.modelfile import load_model
+from fastswa.modelfile import load_model, save_temperature
 from fastswa.models import build
 from fastswa.models.efficientnet_lite import EfficientNetLite0
 from fastswa.noise import Noise, step_words
@@ -322,6 +323,55 @@ def test_the_report_looks_at_what_training_left(
     picked, _ = choose(seen, np.arange(len(rows)) < len(split.labelled), 5)
     assert numbers == rows[picked].tolist()
     assert "fall into as many groups that look alike" in run_page(record, found, None, "label-next.csv")
+
+
+@pytest.fixture
+def looked(weights: list[int], tmp_path: Path) -> Path:
+    """A run whose images are all on the shelf."""
+    train(keeping(name="flexmatch", weight=1.0, threshold=0.11), tmp_path / "run")
+    weights.clear()
+    return tmp_path / "run"
+
+
+def test_shelved_features_give_what_images_would(looked: Path, weights: list[int]) -> None:
+    save_temperature(looked / "model.safetensors", 2.5)
+    model, digits = load_model(looked), load_digits().train
+    looking = Looking.at("digits", model, choose_compute(read_run(looked).config.device))
+    rows = np.arange(40)
+    found = looking.predict(digits, rows)
+    assert not weights
+    wanted = Looking(model, looking.compute).predict(digits, rows)
+    assert np.array_equal(found.first, wanted.first)
+    assert np.allclose(found.confidence, wanted.confidence, atol=1e-5)
+    model.facts = replace(model.facts, temperature=1.0)
+    assert not np.allclose(
+        found.confidence, Looking(model, looking.compute).predict(digits, rows).confidence, atol=1e-3
+    )
+
+
+def test_one_image_that_is_not_on_the_shelf_is_looked_at_with_those_beside_it(looked: Path, weights: list[int]) -> None:
+    model, digits = load_model(looked), load_digits().train
+    looking = Looking.at("digits", model, choose_compute(read_run(looked).config.device))
+    pixels = np.array(digits.pixels)
+    pixels[3] = 255 - pixels[3]
+    other = replace(digits, pixels=pixels)
+    rows = np.arange(8)
+    found = looking.predict(other, rows)
+    assert sum(weights) == 8
+    wanted = Looking(model, looking.compute).predict(other, rows)
+    assert np.array_equal(found.first, wanted.first)
+    assert np.array_equal(found.confidence, wanted.confidence)
+
+
+def test_other_arithmetic_finds_nothing_on_the_shelf(looked: Path, weights: list[int]) -> None:
+    model, config = load_model(looked), keeping(name="flexmatch", weight=1.0, threshold=0.11)
+    assert Looking.at("digits", model, choose_compute(config.device)).shelf is not None
+    coarse = config.model_copy(update={"device": config.device.model_copy(update={"precision": "bf16"})})
+    assert Looking.at("digits", model, choose_compute(coarse.device)).shelf is None
+    for one, passes in ((config, False), (coarse, True)):
+        material, network, compute = made_of(one)
+        keep_views(material, network, compute)
+        assert bool(weights) is passes
 
 
 def test_a_fork_of_a_run_that_kept_views_keeps_them(weights: list[int], tmp_path: Path) -> None:
