@@ -139,6 +139,12 @@ def test_held_layers_see_the_image_and_its_mirror_image_once() -> None:
     assert (config.augment.kept, config.method.name, config.method.weight) == (2, "flexmatch", 1.0)
     assert (config.batch.size, config.batch.labelled, config.schedule.epochs) == (320, 64, 300)
     assert config.optimiser.lr == 0.02
+    named = {"method": {"name": "flexmatch"}}
+    assert [chosen(dataset, PRETRAINED, layer).method.ramp for layer in ({}, named)] == [225, 225]
+    assert chosen(dataset, PRETRAINED, named, {"schedule": {"epochs": 60}}).method.ramp == 45
+    assert chosen(dataset, PRETRAINED, {"method": {"name": "flexmatch", "ramp": 3}}).method.ramp == 3
+    assert chosen(dataset, PRETRAINED, {"method": {"name": "fixmatch"}}).method.ramp == 0
+    assert chosen(dataset, named).method.ramp == 1
     assert chosen(dataset, PRETRAINED, gpu=True).method.name == "flexmatch"
     assert chosen(dataset, PRETRAINED, {"augment": {"flip": False}}).augment.kept == 1
     assert chosen(data([0, 1] * 50, 2000, (1, 32, 32)), PRETRAINED).augment.kept == 1

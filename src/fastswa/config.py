@@ -263,14 +263,14 @@ class MethodConfig(Section):
     )
     together: bool = Field(False, description="fixmatch and its kin: all views in one pass, as in the papers; slower")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_its_own(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
+    @model_validator(mode="after")
+    def _of_its_own(self) -> MethodConfig:
         # A teacher that guesses is the EMA that the papers evaluate.
-        slow = {"teacher_decay": 0.999} if values.get("guesser") == "teacher" else {}
-        return {**PUBLISHED_SETTINGS.get(str(values.get("name")), {}), **slow, **values}
+        slow = {"teacher_decay": 0.999} if self.guesser == "teacher" else {}
+        for name, value in (PUBLISHED_SETTINGS.get(self.name, {}) | slow).items():
+            if name not in self.model_fields_set:
+                object.__setattr__(self, name, value)  # nobody gave it
+        return self
 
     @model_validator(mode="after")
     def _threshold(self) -> MethodConfig:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fastswa.config import PUBLISHED_SETTINGS, Config, DeviceConfig, MethodConfig, ModelConfig, filled, resolved
+from fastswa.config import PUBLISHED_SETTINGS, Config, DeviceConfig, ModelConfig, filled, resolved
 from fastswa.data.images import UNLABELLED, Dataset
 from fastswa.data.splits import split_by
 from fastswa.methods import method_class, refuse_unused
@@ -28,6 +28,8 @@ FROM_16_BITS = 12
 # With views kept: a batch and the labelled part of it, the heads' dropout, their rate, and how long they learn.
 KEPT_BATCH, KEPT_LABELLED, KEPT_DROPOUT, KEPT_RATE = 320, 64, 0.5, 0.02
 KEPT_EPOCHS = 300
+# The part of the epochs over which FlexMatch's unlabelled term rises then (docs/howto-pretrained.md).
+KEPT_RAMP = 0.75
 PHOTOGRAPHS = 32  # the least side of a photograph, and of what the pretrained network takes
 MANY = 50_000  # what extra images are taken for, before they are looked at
 EPOCHS, EPOCHS_ON_GPU = 60, 180
@@ -91,7 +93,7 @@ def own_data_defaults(config: Config, dataset: Dataset, *, gpu: bool, bf16: bool
         "schedule": schedule,
         "batch": filled(config.batch, **_batch(config, holding, gpu)),
         "augment": filled(config.augment, translate=_shift(config, side)),
-        "method": filled(config.method, **_method(config.method, model.name, holding, epochs)),
+        "method": filled(config.method, **_method(config, model.name, holding, epochs)),
         "evaluation": filled(config.evaluation, every=every, refresh=REFRESH, batch=_evaluation_batch(side)),
         "checkpoint": filled(config.checkpoint, every=every),
         "optimiser": filled(config.optimiser, lr=_rate(config, model, holding)),
@@ -206,14 +208,16 @@ def _kept(config: Config, flip: bool) -> int:
     return 2 if flip else 1
 
 
-def _method(method: MethodConfig, network: str, holding: Holding, epochs: int) -> dict[str, Any]:
+def _method(config: Config, network: str, holding: Holding, epochs: int) -> dict[str, Any]:
     """Weight and ramp of the consistency term, and the length of VAT's perturbation.
 
     The squared difference is a mean over the classes, so that its sum would weigh the same with any number of them if
     the weight grew in proportion; the paper's stays the same for 10 and 100. It grows with the root, between the two.
     """
+    method = config.method
     if method.name in PUBLISHED_SETTINGS:
-        return PUBLISHED_SETTINGS[method.name]
+        slow = {"ramp": KEPT_RAMP * epochs} if method.name == "flexmatch" and config.augment.kept else {}
+        return PUBLISHED_SETTINGS[method.name] | slow
     if method.name.startswith("vat"):
         channels, height, width = holding.shape
         return {"weight": 1.0, "ramp": 0.0, "epsilon": round(8 * math.sqrt(channels * height * width / 3072), 2)}
