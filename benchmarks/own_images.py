@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -156,7 +157,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.work) as work:
         make_files(arrays, Path(work) / "files")
         for split in splits:
-            folder = Path(work) / f"split-{split}"
+            # What held layers made of images is found by their folder, so that a second split in the same one takes
+            # less time; it may do so where steps are counted.
+            folder = Path(work) / (f"split-{split}" if arguments.steps is None else "images")
+            shutil.rmtree(folder, ignore_errors=True)
             make_folder(arrays, Path(work) / "files", folder, arguments.labels, split)
             _, seconds = fastswa("check", str(folder))
             print(f"split {split}: checked and prepared in {seconds:.1f} s", flush=True)
