@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -18,9 +19,10 @@ from fastswa.config import Config
 from fastswa.errors import RunError
 from fastswa.training import processes, shares
 from fastswa.training.budget import Budget
+from fastswa.training.device import looking_on
 from fastswa.training.folder import RunFolder
-from fastswa.training.run import NewRun, OldRun, RunResult
-from fastswa.training.seeds import resume_seeds, train_seeds
+from fastswa.training.run import NewRun, OldRun, RunResult, parent_layer
+from fastswa.training.seeds import resume_seeds, seeds_to_come, train_seeds
 from tiny_runs import FLAGS, StoppingWatcher, assert_same_run, checkpoints, quiet, tiny, train
 
 ANY_THREADS: dict[str, Any] = {"device": {"name": "cpu", "threads": None}}
@@ -89,6 +91,15 @@ def test_each_ends_as_its_solo_run_with_as_many_threads(tmp_path: Path, started:
         assert watchers[seed].lines == RunFolder(out / f"seed-{seed}").metrics()
     assert RunFolder(out / "seed-5").config().device.threads is None
     assert RunFolder(out / "seed-5").known_environment()["together"] == 1
+    # A share is of no use to what begins later: a fork, a seed that a kill came before.
+    assert "threads" not in parent_layer(str(out / "seed-3"))["device"]
+    rmtree(out / "seed-4")
+    for changes, threads in (({}, None), ({"device": {"threads": 2}}, 2)):
+        assert [config.device.threads for config in seeds_to_come(out, changes)] == [threads]
+
+
+def test_looking_at_a_run_that_shared_the_cores_may_use_all() -> None:
+    assert [looking_on("cpu", tiny().device, shared=shared).threads for shared in (False, True)] == [1, None]
 
 
 def test_what_fails_or_is_killed_is_one_sentence_and_the_others_go_on(
@@ -252,8 +263,8 @@ def test_begun_runs_keep_their_share(tmp_path: Path, monkeypatch: pytest.MonkeyP
         runs = [OldRun(tmp_path / name, Heard(), changes) for name in "acb"]
         return [group.numbers for group in shares.groups_of(runs, [run.settings() for run in runs])]
 
-    assert planned({}, 2) == planned({}, 8) == [(0, 2), (1,)]
-    assert planned({}, 1) == [(0,), (2,), (1,)]
+    assert planned({}, 2) == planned({}, 8) == [(1,), (0, 2)]
+    assert planned({}, 1) == [(1,), (0,), (2,)]
     assert planned({"device": {"threads": 2}}, 2) == [(0,), (1,), (2,)]
 
 

@@ -6,7 +6,7 @@ one another (benchmarks/LOG.md). The threads are written to config.toml: a resum
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -45,43 +45,48 @@ def usable_cores() -> int:
 def groups_of(runs: Sequence[_Run], configs: Sequence[Config]) -> list[Group]:
     """The runs, with their settings, in groups to be trained one after the other.
 
-    New ones get equal shares of the cores; begun ones keep the share that they began with. Whatever cannot be one of
-    several is a group by itself, in its place in the order of the first of each group.
+    New ones get equal shares of the cores; begun ones keep the share that they began with. Others are alone.
     """
-    usable, wanted = usable_cores(), dict[int, list[int]]()
+    usable, groups, new, begun = usable_cores(), list[Group](), list[int](), dict[int, list[int]]()
     for number, (run, config) in enumerate(zip(runs, configs, strict=True)):
-        threads = _share(run, config)
-        # One key for all that may be side by side; one of its own for each of the others.
-        wanted.setdefault(-1 - number if threads is None else threads, []).append(number)
-    groups = []
-    for threads, numbers in wanted.items():
-        at_once = min(len(numbers), usable // max(threads, 1))
-        if at_once > 1:
-            at_once = min(at_once, _room(configs[numbers[0]]))
-        for start in range(0, len(numbers), max(at_once, 1)):
-            chosen = numbers[start : start + max(at_once, 1)]
-            share = threads or usable // len(chosen)
-            sharing = [runs[number] for number in chosen]
-            if threads == 0 and len(chosen) > 1:
-                sharing = [_with(runs[number], configs[number], share) for number in chosen]
-            groups.append(Group(tuple(sharing), tuple(chosen), share))
+        if not _shares(run, config):
+            groups.append(Group((run,), (number,)))
+        elif isinstance(run, NewRun):
+            new.append(number)
+        else:
+            begun.setdefault(config.device.threads or 1, []).append(number)
+    for threads, numbers in begun.items():
+        for chosen in _together(numbers, usable // threads, configs):
+            groups.append(Group(tuple(runs[number] for number in chosen), chosen, threads))
+    for chosen in _together(new, usable, configs):
+        threads = usable // len(chosen)
+        # One that is left over has all cores, as any run alone.
+        sharing = (_with(runs[k], configs[k], threads) if len(chosen) > 1 else runs[k] for k in chosen)
+        groups.append(Group(tuple(sharing), chosen, threads))
     return groups
 
 
-def _share(run: _Run, config: Config) -> int | None:
-    """The threads that a run began with beside others, 0 for one that has not begun; None if it trains by itself.
+def _together(numbers: Sequence[int], most: int, configs: Sequence[Config]) -> Iterator[tuple[int, ...]]:
+    """Runs of one recipe, as many at a time as cores and memory allow."""
+    at_once = min(len(numbers), most)
+    if at_once > 1:
+        at_once = min(at_once, _room(configs[numbers[0]]))
+    for start in range(0, len(numbers), max(at_once, 1)):
+        yield tuple(numbers[start : start + max(at_once, 1)])
+
+
+def _shares(run: _Run, config: Config) -> bool:
+    """Whether a run may be one of several on a CPU; a begun one, if it was.
 
     With --deterministic every bit is to be as of a run alone. With --minutes one measured length is for all. Threads
-    that a person gave are as many as the command may use. Held layers put what they made of the images on the disk,
-    where the next run finds it. A GPU has its own way, and compiled steps were not measured.
+    that a person gave are what the command may use. A GPU has its own way, and compiled steps were not measured.
     """
     compute = choose_compute(config.device)
     if (compute.device.type, compute.engine, compute.deterministic) != ("cpu", "eager", False):
-        return None
+        return False
     if isinstance(run, NewRun):
-        return 0 if run.budget is None and config.device.threads is None else None
-    given = "device.threads" in flatten(run.changes)
-    return config.device.threads if RunFolder(run.path).shared_cores() and not given else None
+        return run.budget is None and config.device.threads is None
+    return RunFolder(run.path).shared_cores() and "device.threads" not in flatten(run.changes)
 
 
 def _with(run: _Run, config: Config, threads: int) -> _Run:
@@ -92,7 +97,11 @@ def _with(run: _Run, config: Config, threads: int) -> _Run:
 
 
 def _room(config: Config) -> int:
-    """How many runs such as this one half of the free memory holds; one where its data cannot be had, to be told so."""
+    """How many runs such as this one half of the free memory holds; one where its data cannot be had, to be told so.
+
+    One's own images are prepared here, once for all. Of views that held layers see (augment.kept) the first run leaves
+    on the disk what the others would have to make anew.
+    """
     try:
         dataset = load_data(config)
         config = with_data_defaults(config, dataset)
