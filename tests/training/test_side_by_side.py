@@ -115,7 +115,7 @@ def test_what_fails_or_is_killed_is_one_sentence_and_the_others_go_on(
     assert isinstance(cause, RunError)
     assert "_check_finite" in "".join(cause.__notes__)
     assert said[-1] == (
-        "seed-4: the process that trained it was killed (SIGKILL); memory may have been short; "
+        "seed-4: the process that trained it was killed (SIGKILL), as happens where memory is short; "
         f"`fastswa resume {out}/seed-4` goes on."
     )
     train(tiny({"seed": 5}), tmp_path / "solo")

@@ -173,14 +173,12 @@ def _listen(number: int, process: subprocess.Popen[bytes], news: SimpleQueue[tup
 def _died(run: _Run, process: subprocess.Popen[bytes]) -> RunError:
     """What to say of a run whose process ended without a word."""
     code = process.wait()
-    how = f"ended with code {code}"
-    if code < 0:
-        with suppress(ValueError):
-            how = f"was killed ({signal.Signals(-code).name})"
-    why = "; memory may have been short" if code == -getattr(signal, "SIGKILL", 9) else ""
     begun = (run.path / "config.toml").exists()
     then = f"`fastswa resume {shlex.quote(str(run.path))}` goes on" if begun else "nothing of it was saved"
-    return RunError(f"the process that trained it {how}{why}; {then}.")
+    if code >= 0:
+        return RunError(f"the process that trained it ended with code {code}; {then}.")
+    name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
+    return RunError(f"the process that trained it was killed ({name}), as happens where memory is short; {then}.")
 
 
 class _Parent:
