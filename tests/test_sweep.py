@@ -298,8 +298,8 @@ def test_a_run_that_breaks_while_training_leaves_the_others_going(home: Path) ->
 
 def test_several_take_turns(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Turns(Lanes):
-        def __init__(self, compute: Any) -> None:
-            super().__init__(compute)
+        def __init__(self, compute: Any, beside: Any = None) -> None:
+            super().__init__(compute, beside)
             self._cuda = True
 
         def _lane(self, number: int) -> AbstractContextManager[object]:

@@ -15,7 +15,7 @@ from fastswa.training import run as runs
 from fastswa.training.device import Compute
 from fastswa.training.folder import RunFolder
 from fastswa.training.groups import train_groups
-from fastswa.training.lanes import Lanes
+from fastswa.training.lanes import Beside, Lanes
 from fastswa.training.loop import Trainer
 from fastswa.training.run import NewRun, OldRun, RunResult, attempt_together, train_together
 from tiny_runs import StoppingWatcher, assert_same_run, go_on, quiet, tiny, train
@@ -26,8 +26,8 @@ class Turns(Lanes):
 
     order: list[int]
 
-    def __init__(self, compute: Compute) -> None:
-        super().__init__(compute)
+    def __init__(self, compute: Compute, beside: Beside | None = None) -> None:
+        super().__init__(compute, beside)
         self._cuda = True
         Turns.order = []
 

@@ -38,7 +38,9 @@ class Subject:
         folder = RunFolder.open(path)
         self.path, self.name = path, name or path.name
         config = folder.config()
-        self.config = config.model_copy(update={"device": looking_on(device, config.device)})
+        self.config = config.model_copy(
+            update={"device": looking_on(device, config.device, shared=folder.shared_cores())}
+        )
         chosen = choose_compute(self.config.device)
         # What is done at every point is captured on a GPU; a study is too short for compiling to pay.
         self.compute: Compute = replace(chosen, engine="graph") if chosen.device.type == "cuda" else chosen

@@ -22,6 +22,7 @@ from fastswa.report.suggest import SURE, suggest
 from fastswa.report.thumbnails import thumbnail
 from fastswa.training.again import images_of_run
 from fastswa.training.device import choose_compute, looking_on, settings_of
+from fastswa.training.folder import RunFolder
 from fastswa.training.setup import split_of, unlabelled_of
 
 SHOWN = 24
@@ -103,8 +104,9 @@ def look_at(run: RunRecord, device: str, *, suggestions: int, unlabelled: int) -
         raise RequestError("the images are no longer those of the run: their size or their classes differ")
     split = split_of(run.config, dataset)
     source_test = None if dataset.domains is None else dataset.domains.source_test
-    compute = choose_compute(looking_on(device, run.config.device))
-    with settings_of(compute, run.config.device.threads):
+    chosen = looking_on(device, run.config.device, shared=RunFolder(run.path).shared_cores())
+    compute = choose_compute(chosen)
+    with settings_of(compute, chosen.threads):
         model.to(compute.device)
         exact = run.config.device.deterministic
         looking = Looking(model, compute) if exact else Looking.at(run.config.data.source, model, compute)

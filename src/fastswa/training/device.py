@@ -96,11 +96,14 @@ def native_bf16() -> bool:
     return any(getattr(torch.cpu, name, bool)() for name in asked)
 
 
-def looking_on(name: str, config: DeviceConfig) -> DeviceConfig:
-    """The settings for looking at a run on the device `name`: as it computed, but tf32 exists on GPUs only."""
+def looking_on(name: str, config: DeviceConfig, *, shared: bool = False) -> DeviceConfig:
+    """The settings for looking at a run on the device `name`: as it computed, but tf32 exists on GPUs only.
+
+    Where its threads were its share of the cores (`shared`), all of them are free now.
+    """
     exact = config.precision == "tf32" and _device(name).type != "cuda"
     precision = "fp32" if exact else config.precision
-    return DeviceConfig(name=name, precision=precision, engine="eager", threads=config.threads)
+    return DeviceConfig(name=name, precision=precision, engine="eager", threads=None if shared else config.threads)
 
 
 def _device(name: str) -> torch.device:

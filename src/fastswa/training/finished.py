@@ -25,7 +25,7 @@ def evaluate_run(
     """
     folder = RunFolder.open(path)
     config = folder.config()
-    config = config.model_copy(update={"device": looking_on(device, config.device)})
+    config = config.model_copy(update={"device": looking_on(device, config.device, shared=folder.shared_cores())})
     files = sorted((path / "models").glob("*.safetensors"))
     if not files:
         raise RequestError(f"{path} holds no models yet; finish it with `fastswa resume {shlex.quote(str(path))}`.")

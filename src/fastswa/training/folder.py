@@ -120,6 +120,11 @@ class RunFolder:
             return {}
         return facts if isinstance(facts, dict) else {}
 
+    def shared_cores(self) -> bool:
+        """Whether the run was trained with its share of a CPU's cores, beside others of its command."""
+        known = self.known_environment()
+        return known.get("device") == "cpu" and known.get("together", 1) > 1
+
     def amend_environment(self, **facts: Any) -> None:
         """Change some of what environment.json says; a damaged one is left as it is."""
         if known := self.known_environment():

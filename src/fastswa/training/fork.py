@@ -118,7 +118,13 @@ def _parent(text: str) -> tuple[str, str]:
 
 
 def parent_layer(run: str) -> dict[str, Any]:
-    """The settings of the run that RUN or RUN@EPOCH names, for a fork that changes some of them."""
-    settings = to_dict(RunFolder.open(Path(_parent(run)[0])).config())
+    """The settings of the run that RUN or RUN@EPOCH names, for a fork that changes some of them.
+
+    The threads of a run that shared the cores with others are none of them.
+    """
+    folder = RunFolder.open(Path(_parent(run)[0]))
+    settings = to_dict(folder.config())
     settings.pop("start", None)
+    if folder.shared_cores():
+        settings["device"].pop("threads", None)
     return settings

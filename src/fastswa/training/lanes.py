@@ -1,4 +1,4 @@
-"""Several runs on one device: a stream each on a GPU, where they take turns; one after the other on the CPU.
+"""Several runs of one process on a device: a stream each on a GPU, where they take turns; in turn on the CPU.
 
 Nothing a run computes depends on the others: its random numbers come from its own seed and step.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -21,22 +22,32 @@ MOST = (beside.POOL - 1) // 4
 Made = TypeVar("Made")
 
 
+@dataclass
+class Beside:
+    """How many runs share a CPU, each in a process of its own: at most, and at the moment."""
+
+    most: int = 1
+    now: int = 1
+
+
 class Lanes:
-    """Lane k is a CUDA stream of its own from the second run on; on the CPU lanes mean nothing.
+    """Lane k is a CUDA stream of its own from the second run on; on the CPU lanes mean nothing."""
 
-    `running` says how many runs share the device at the moment.
-    """
-
-    def __init__(self, compute: Compute) -> None:
+    def __init__(self, compute: Compute, beside: Beside | None = None) -> None:
         self._cuda = compute.device.type == "cuda"
         self._device = compute.device
-        self.running = 1
+        self._beside = beside or Beside()
+
+    @property
+    def running(self) -> int:
+        """How many runs share the device at the moment."""
+        return self._beside.now
 
     def at_once(self, runs: int) -> int:
         """How many of `runs` share the device when they begin; refuses what its streams would not do for."""
         if self._cuda and runs > MOST:
             raise RequestError(f"{runs} runs at once are too many for a GPU; train {MOST} together at most.")
-        return runs if self._cuda else 1
+        return runs if self._cuda else self._beside.most
 
     def _lane(self, number: int) -> AbstractContextManager[object]:
         if not self._cuda or number == 0:
@@ -57,7 +68,7 @@ class Lanes:
             return
         waiting = dict(enumerate(runs))
         while waiting:
-            self.running = len(waiting)
+            self._beside.now = len(waiting)
             for number, run in list(waiting.items()):
                 with self._lane(number):
                     if next(run, True):

@@ -39,7 +39,7 @@ from fastswa.training.identity import (
 )
 from fastswa.training.iterates import IterateKeeper, announce, drop_iterates
 from fastswa.training.keeping import keep_views, with_kept_views
-from fastswa.training.lanes import Lanes
+from fastswa.training.lanes import Beside, Lanes
 from fastswa.training.loop import Trainer, Watcher
 from fastswa.training.setup import Material, load_data, load_extra_data, prepare, with_data_defaults
 from fastswa.training.state import build_state
@@ -253,12 +253,18 @@ def train_together(runs: Sequence[NewRun | OldRun], say: Say, *, began: float | 
 
 
 def attempt_together(
-    runs: Sequence[NewRun | OldRun], say: Say, *, strict: bool = False, began: float | None = None
+    runs: Sequence[NewRun | OldRun],
+    say: Say,
+    *,
+    strict: bool = False,
+    began: float | None = None,
+    beside: Beside | None = None,
 ) -> list[RunResult | Exception]:
     """As `train_together`, but a run that fails only leaves its exception in its place.
 
     With `strict` nothing is trained unless all of them could be made ready. `began` is the moment (time.monotonic) at
-    which the command or the call began that they are trained for; now, if it is not given.
+    which the command or the call began that they are trained for; now, if it is not given. `beside` says how many
+    processes share a CPU, if several do.
     """
     began = time.monotonic() if began is None else began
     failures: dict[int, Exception] = {}
@@ -279,7 +285,7 @@ def attempt_together(
         compute = choose_compute(device)
         kernels.foresee(compute.device)
         with settings_of(compute, device.threads), ExitStack() as folders:
-            lanes = Lanes(compute)
+            lanes = Lanes(compute, beside)
             before = time.monotonic() - began
             for number, (run, config) in enumerate(zip(runs, configs, strict=True)):
                 if config is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -17,7 +17,9 @@ from fastswa.training.device import choose_compute
 from fastswa.training.folder import RunFolder
 from fastswa.training.groups import TOGETHER, train_groups
 from fastswa.training.loop import Watcher
+from fastswa.training.processes import attempt_beside
 from fastswa.training.run import NewRun, OldRun, RunResult, Say
+from fastswa.training.shares import groups_of
 from fastswa.whole import reason, replacing
 
 
@@ -78,9 +80,8 @@ def _train(runs: Sequence[NewRun | OldRun], out: Path, say: Say, began: float | 
     for run, config in zip(runs, configs, strict=True):
         if isinstance(run, OldRun):
             run.refuse(config)
-    together = {TOGETHER[choose_compute(config.device).device.type] for config in configs}
     results, failures = dict[int, RunResult](), dict[int, Exception]()
-    for number, outcome in train_groups(runs, min(together), say, began=began):
+    for number, outcome in _outcomes(runs, configs, say, began):
         if isinstance(outcome, RunResult):
             results[number] = outcome
         else:
@@ -99,6 +100,26 @@ def _train(runs: Sequence[NewRun | OldRun], out: Path, say: Say, began: float | 
             say(f"{runs[other].path.name}: {failures[other]}")
         raise type(error)(f"{runs[number].path.name}: {error}") from error
     return done
+
+
+def _outcomes(
+    runs: Sequence[NewRun | OldRun], configs: Sequence[Config], say: Say, began: float | None
+) -> Iterator[tuple[int, RunResult | Exception]]:
+    """As of `train_groups`; on a CPU side by side where that is faster."""
+    groups = groups_of(runs, configs)
+    if all(len(group.runs) == 1 for group in groups):
+        together = {TOGETHER[choose_compute(config.device).device.type] for config in configs}
+        yield from train_groups(runs, min(together), say, began=began)
+        return
+    for group in groups:
+        if len(group.runs) == 1:
+            for _, outcome in train_groups(group.runs, 1, say, began=began):
+                yield group.numbers[0], outcome
+        else:
+            names = ", ".join(run.path.name for run in group.runs)
+            say(f"{names}: side by side, each with {group.threads} thread{'s' * (group.threads > 1)}.")
+            yield from zip(group.numbers, attempt_beside(group.runs, say, began=began), strict=True)
+        began = None
 
 
 def _others(out: Path, done: Sequence[RunResult], say: Say) -> list[RunResult]:
@@ -154,10 +175,13 @@ def seeds_to_come(out: Path, changes: Mapping[str, Any]) -> list[Config]:
     """Of the seeds that the runs under OUT were trained with, those without a folder, in the settings of these runs."""
     found, there = dict[int, Config](), seeds_under(out)
     for path in there.values():
-        for seed, split in (RunFolder(path).known_environment().get("seeds") or {}).items():
+        folder = RunFolder(path)
+        # One's share of the cores is none of what the others were begun with.
+        shared = {"device": {"threads": None}} if folder.shared_cores() else {}
+        for seed, split in (folder.known_environment().get("seeds") or {}).items():
             if int(seed) not in {*there, *found}:
                 layer = {"seed": int(seed), "split": {"seed": split}}
-                found[int(seed)] = build_config(file_layer(path / "config.toml"), changes, layer)
+                found[int(seed)] = build_config(file_layer(path / "config.toml"), shared, changes, layer)
     return list(found.values())
 
 

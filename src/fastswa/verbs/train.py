@@ -125,7 +125,8 @@ VERB = Verb(
         "RECIPE < --config FILE < settings; --print-config shows what would run.\n"
         "--minutes M measures this machine and trains for as many epochs as M minutes hold (for each seed).\n"
         "--from RUN[@EPOCH] forks a run; --stop-after MINUTES saves and ends before a limit.\n"
-        "--seeds 10,11,12 trains one run a seed and writes their mean and std to summary.json.\n"
+        "--seeds 10,11,12 trains one run a seed and writes their mean and std to summary.json. On a CPU they share\n"
+        "the cores, a process each; with --device.threads or --deterministic they are trained one after the other.\n"
         "A finished run gets a report.html (--no-report leaves it out).\n"
         "--keep-every 3 [--keep-from 180] keeps iterates for `fastswa analyze`; --analyze pairs,rays studies the run\n"
         'right after training ("rays --epochs 170,180; pairs" gives options), --discard-iterates then drops them.'
