@@ -29,7 +29,7 @@ from fastswa.data.kept import Bank, KeptViews, Progress
 from fastswa.data.shelf import Shelf
 from fastswa.data.sources.digits import load_digits
 from fastswa.data.splits import split_by
-from fastswa.errors import RequestError
+from fastswa.errors import RequestError, RunError
 from fastswa.evaluate import Evaluator
 from fastswa.layers import build_config
 from fastswa.modelfile import load_model, save_temperature
@@ -264,6 +264,27 @@ def test_passes_that_are_stopped_leave_what_is_done() -> None:
     seen: list[tuple[int, int]] = []
     fill(lambda done, total: seen.append((done, total)))
     assert seen == [(0, 3), (2, 3), (3, 3)]
+
+
+def test_a_run_is_stopped_while_views_pass_and_the_next_one_goes_on(
+    weights: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = keeping(name="pi", weight=1.0)
+    with pytest.raises(RunError) as caught:
+        train(config, tmp_path / "run", StoppingWatcher(stop=1))
+    assert str(caught.value) == (
+        "stopped before training, while views passed the held layers; the next run finds what has passed."
+    )
+    assert not (tmp_path / "run").exists()
+    passed = sum(weights)
+    weights.clear()
+    train(config, tmp_path / "run")
+    left = sum(weights)
+    weights.clear()
+    elsewhere(monkeypatch, tmp_path / "cache")
+    train(config, tmp_path / "alone")
+    assert passed > 0
+    assert passed + left == sum(weights)
 
 
 def test_what_is_known_and_what_passes_go_to_their_own_rows(weights: list[int]) -> None:

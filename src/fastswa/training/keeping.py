@@ -17,7 +17,7 @@ from fastswa.console import progress_bar
 from fastswa.data.augment import Augment
 from fastswa.data.kept import Bank, KeptViews
 from fastswa.data.shelf import Shelf
-from fastswa.errors import RequestError
+from fastswa.errors import RequestError, RunError
 from fastswa.evaluate import Evaluator
 from fastswa.methods import method_class
 from fastswa.modelfile import ModelFacts
@@ -101,14 +101,15 @@ def keep_views(
     compute: Compute,
     tell: Callable[[str], None] | None = None,
     seconds: float = math.inf,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> None:
     """Have the images pass the network's held layers, where views of them are kept; the second time does nothing.
 
-    `tell` hears soon how long that takes, and a bar shows how far it is; RequestError where it takes over `seconds`.
-    What they made of an image in an earlier run is taken from the disk.
+    `tell` hears soon how long that takes, and a bar shows how far it is; RequestError where it takes over `seconds`,
+    RunError once `stopping` says so. What they made of an image in an earlier run is taken from the disk.
     """
     if material.bank is not None:
-        pass_views(material.bank, network, compute, tell, seconds)
+        pass_views(material.bank, network, compute, tell, seconds, stopping=stopping)
 
 
 def pass_views(
@@ -118,11 +119,13 @@ def pass_views(
     tell: Callable[[str], None] | None = None,
     seconds: float = math.inf,
     words: Words = TRAINING,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> None:
     """Fill a bank; as `keep_views`."""
     if not bank.sources:
         return
     began, told, wanted = time.monotonic(), False, bank.views
+    shelf = shelf_of(bank, network, compute)
 
     def heard(done: int, total: int) -> None:
         nonlocal began, told
@@ -132,6 +135,9 @@ def pass_views(
                 tell(f"{wanted - total:,} of {wanted:,} {words.known}")
             return
         progress(words.bar, done, total)
+        if stopping():
+            kept = "; the next run finds what has passed" if shelf is not None else ""
+            raise RunError(f"stopped before training, while views passed the held layers{kept}.")
         if told or done < _TOLD_AFTER * total:
             return
         told, takes = True, (time.monotonic() - began) * total / done
@@ -143,7 +149,7 @@ def pass_views(
             tell(what)
 
     with progress_bar(shown=tell is not None) as progress:
-        bank.fill(network, compute.arithmetic, heard, shelf_of(bank, network, compute))
+        bank.fill(network, compute.arithmetic, heard, shelf)
 
 
 def shelf_of(bank: Bank, network: nn.Module, compute: Compute) -> Shelf | None:

@@ -116,12 +116,13 @@ class NewRun:
                 tell(line)
         if self.budget is not None:
             if config.start.run is None:
-                keep_views(trainer.material, trainer.state.student, compute, tell, self.budget.left())
+                left = self.budget.left()
+                keep_views(trainer.material, trainer.state.student, compute, tell, left, self.watcher.should_stop)
             config = self.budget.schedule(config, trainer, tell)
             trainer = _retimed(trainer, config)
             trainer.pacer = self.budget.pacer
         parent = self.forked(config, trainer, say)
-        keep_views(trainer.material, trainer.state.student, compute, tell)
+        keep_views(trainer.material, trainer.state.student, compute, tell, stopping=self.watcher.should_stop)
         trainer.check()
         announce(trainer, say)
         _mention_late_averages(config, tell)
@@ -204,7 +205,7 @@ class OldRun:
             beginning = f"its parent {config.start.run}" if config.start.run else "step 0"
             say(f"{self.path} has no whole checkpoint; starting from {beginning}.")
             parent = fork(config, state, trainer.pace, say) if config.start.run else None
-        keep_views(trainer.material, state.student, trainer.compute, say)
+        keep_views(trainer.material, state.student, trainer.compute, say, stopping=self.watcher.should_stop)
         trainer.check()
         announce(trainer, say)
         watcher = _watched(config, self.watcher, self.path)
