@@ -194,6 +194,7 @@ ROWS = (
         "5%",
         list(RUNS),
         edges,
+        short=True,
     ),
     Row(
         "the same, were four networks evaluated and one average refreshed each time",
@@ -215,6 +216,7 @@ ROWS = (
         ["starts"],
         warm_start,
         ["starts at other times"],
+        short=True,
     ),
     Row(
         "the same with kernels to compile; on a machine just started",
@@ -222,6 +224,7 @@ ROWS = (
         ["starts"],
         cold_start,
         ["start on a machine just started"],
+        short=True,
     ),
     Row("memory that a run's tensors take, evaluation included", "4 GiB", ["engine"], memory),
     Row("Shake-Shake 26 2x96d, batch 128: a step, `graph`", "12.5 ms, 1.4 times", ["steps"], shake_step, short=True),
