@@ -10,20 +10,11 @@ from typing import TYPE_CHECKING, Any
 from fastswa.config import Config, to_dict
 from fastswa.errors import RequestError
 from fastswa.layers import build_config, flatten, merge, refuse_idle, target_layer
+from fastswa.training.quiet import Quiet
 
 if TYPE_CHECKING:
     from fastswa.modelfile import TrainedModel
     from fastswa.training.run import RunResult
-
-
-class Quiet:
-    """A watcher that says nothing and never stops a run."""
-
-    def begin(self, step: int, steps: int, steps_per_epoch: int) -> None: ...
-    def stepped(self, step: int) -> None: ...
-    def evaluated(self, line: Mapping[str, Any]) -> None: ...
-    def should_stop(self) -> bool:
-        return False
 
 
 def fit(

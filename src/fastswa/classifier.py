@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastswa.api import Quiet
 from fastswa.arrays import as_labels, is_unlabelled, of_one_type, to_pixels, white_of
 from fastswa.config import Config
 from fastswa.data.features import FeatureSet, feature_dataset
@@ -22,6 +21,7 @@ from fastswa.methods import method_class, refuse_unused
 from fastswa.modelfile import model_bytes, model_of_bytes, save_model
 from fastswa.training.budget import DECIDED, Budget
 from fastswa.training.memory import train_in_memory
+from fastswa.training.quiet import Quiet
 from fastswa.training.setup import suited
 
 try:

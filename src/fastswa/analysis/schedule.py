@@ -7,7 +7,7 @@ trained first, as forks of one run: `--constant` names epochs of the unmodified 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from fastswa.errors import RequestError
 from fastswa.layers import build_config
 from fastswa.training.folder import RunFolder, preferred
 from fastswa.training.fork import checkpoint_of, parent_layer
+from fastswa.training.quiet import Quiet
 from fastswa.training.run import resume, train_new
 
 
@@ -38,16 +39,6 @@ class Scheduled:
     length: float
     network: str
     course: Course
-
-
-class _Silent:
-    """Watches nothing and never stops a run."""
-
-    def begin(self, step: int, steps: int, steps_per_epoch: int) -> None: ...
-    def stepped(self, step: int) -> None: ...
-    def evaluated(self, line: Mapping[str, Any]) -> None: ...
-    def should_stop(self) -> bool:
-        return False
 
 
 def schedule(request: Request) -> list[Scheduled]:
@@ -109,10 +100,10 @@ def train_forks(start: str, request: Request) -> list[Path]:
     for name, config in forks(start, float(checkpoint.facts["epoch"]), request).items():
         path = folder.path / "analysis" / "schedule" / name
         if (path / "config.toml").exists():
-            resume(path, {"schedule": {"epochs": config.schedule.epochs}}, _Silent(), lambda line: None)
+            resume(path, {"schedule": {"epochs": config.schedule.epochs}}, Quiet(), lambda line: None)
         else:
             say(f"training {path}")
-            train_new(config, path, _Silent(), say)
+            train_new(config, path, Quiet(), say)
         paths.append(path)
     return paths
 

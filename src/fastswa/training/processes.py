@@ -26,6 +26,7 @@ from typing import IO, Any
 
 from fastswa.errors import RunError
 from fastswa.training.lanes import Beside
+from fastswa.training.quiet import Quiet
 from fastswa.training.run import NewRun, OldRun, RunResult, Say, attempt_together
 
 STOP = "stop"
@@ -33,16 +34,6 @@ STOP = "stop"
 _ASKED_EVERY = 0.1
 _Run = NewRun | OldRun
 _Word = tuple[str, tuple[Any, ...]]
-
-
-class _Nobody:
-    """The watcher of a run that is on its way to another process."""
-
-    def begin(self, step: int, steps: int, steps_per_epoch: int) -> None: ...
-    def stepped(self, step: int) -> None: ...
-    def evaluated(self, line: Mapping[str, Any]) -> None: ...
-    def should_stop(self) -> bool:
-        return False
 
 
 @dataclass(frozen=True)
@@ -90,7 +81,7 @@ def attempt_beside(runs: Sequence[_Run], say: Say, *, began: float | None = None
 
 
 def _order(run: _Run, most: int, began: float) -> Order:
-    bare: _Run = replace(run, watcher=_Nobody())
+    bare: _Run = replace(run, watcher=Quiet())
     if isinstance(bare, NewRun):
         bare = replace(bare, tell=None)
     return Order(bare, isinstance(run, NewRun) and run.tell is not None, most, began)

@@ -97,9 +97,9 @@ def run(arguments: Arguments) -> int:
 
 def _show(configs: Sequence[Config], out: Path, budget: Budget | None, several: bool) -> None:
     """Print what would run, refused where the run would be; of several seeds the first."""
-    from fastswa.api import Quiet
     from fastswa.console import say
     from fastswa.layers import to_toml
+    from fastswa.training.quiet import Quiet
     from fastswa.training.run import NewRun
     from fastswa.training.seeds import new_runs
     from fastswa.training.shown import shown
